@@ -212,18 +212,9 @@ def joined_sums(program: Program, kernels: Sequence[ChainKernel], types: Types) 
     one sum. Derivatives of products are such: `TO = TP * V + P * TV`. Registers have room for few sums."""
     found = list(kernels)
     for s in program.statements:
-        inside = s.body.args[0] if isinstance(s.body, Call) and s.body.function in FLOATS else s.body
-        names = distinct_variables(s.index)
-        if s.aggregation != "assign" or s.guards or s.constraints or s.default is not None or names is None:
-            continue
-        terms = terms_of(inside, False)
-        alone = {
-            e.tensor: (negative, e)
-            for negative, e in terms
-            if not negative and isinstance(e, Access) and distinct_variables(e.index) == names
-            if terms.count((negative, e)) == len(program.readers(e.tensor)) == 1
-            if e.tensor not in program.outputs and types[e.tensor] == types[s.output]
-        }
+        alone = added_alone(s, program, types)
+        inside = _added_up(s.body)
+        terms = terms_of(inside, False) if alone else []
         for place, k in enumerate(found):
             own = [r for r in k.targets if r.target.output in alone and r.target.feature is not None]
             own = [r for r in own if _adds_up(k, r, own[0])]
@@ -237,12 +228,31 @@ def joined_sums(program: Program, kernels: Sequence[ChainKernel], types: Types) 
             made[last], made[s.output] = (whole,), ()
             if rest:
                 left = added([alone[first], *rest])
-                made[s.output] = (replace(s, body=left if inside is s.body else replace(s.body, args=(left,))),)
+                made[s.output] = (replace(s, body=left if inside == s.body else replace(s.body, args=(left,))),)
             statements = tuple(m for x in program.statements for m in made.get(x.output, (x,)))
             program = replace(program, statements=statements)
             found[place] = replace(k, targets=_with_joined(k.targets, own, whole))
             break
     return program, found
+
+
+def added_alone(s: Statement, program: Program, types: Types) -> dict[str, tuple[bool, Expr]]:
+    """The terms of an elementwise statement that nothing else reads, by tensor."""
+    names, terms = distinct_variables(s.index), terms_of(_added_up(s.body), False)
+    if s.aggregation != "assign" or s.guards or s.constraints or s.default is not None or names is None:
+        return {}
+    return {
+        e.tensor: (negative, e)
+        for negative, e in terms
+        if not negative and isinstance(e, Access) and distinct_variables(e.index) == names
+        if terms.count((negative, e)) == len(program.readers(e.tensor)) == 1
+        if e.tensor not in program.outputs and types[e.tensor] == types[s.output]
+    }
+
+
+def _added_up(e: Expr) -> Expr:
+    """What a cast widens or rounds."""
+    return e.args[0] if isinstance(e, Call) and e.function in FLOATS else e
 
 
 def _adds_up(kernel: ChainKernel, r: Reduced, first: Reduced) -> bool:

@@ -18,6 +18,7 @@ from tilec.backends.common.chains.chain import (
     Inner,
     Reduced,
     Target,
+    added_alone,
     joined_sides,
     joined_sums,
     mixes,
@@ -175,8 +176,7 @@ def _chained(program: Program, types: Types, stored: Collection[str] = (), matri
             return replace(beside, rewritten=beside.rewritten | changed)
     joined, kernels = joined_sums(program, kernels, types)
     changed = frozenset(s.output for s in joined.statements if s not in program.statements)
-    program = joined
-    laid = by_terms(program, rounded_alike(kernels, matrices), matrices.types)
+    laid = by_terms(joined, rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
     program, kernels = placed.program, placed.kernels
     rowed = with_rows(program, kernels, laid.types)
@@ -232,6 +232,7 @@ def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target
 
 def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) -> list[ChainKernel]:
     depends = _dependences(program, {t.output for t in targets}, matrices)
+    sums = {n: s.output for s in program.statements for n in added_alone(s, program, matrices.types)}
     kernels: list[list[Reduced]] = []
     shapes: list[tuple] = []
     for t in targets:
@@ -243,7 +244,7 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             there = {r.target.output: r for r in kernel}
             own = {n for n in read if n in there}
             beyond = set().union(*(depends[n] for n in read - own))
-            if shape != place or beyond & there.keys() or not (own or _has_room(kernel, t, matrices)):
+            if shape != place or beyond & there.keys() or not (own or _has_room(kernel, t, sums, matrices)):
                 continue
             reduced = _reduced(t, own, there, extent, matrices)
             if reduced is not None:
@@ -258,12 +259,13 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
     return joined_sides([with_products(k) for k in made if k is not None], depends) if None not in made else []
 
 
-def _has_room(kernel: Sequence[Reduced], t: Target, matrices: Matrices) -> bool:
-    """Whether mixtures as wide as these fit into registers side by side."""
+def _has_room(kernel: Sequence[Reduced], t: Target, sums: Mapping[str, str], matrices: Matrices) -> bool:
+    """Whether mixtures as wide as these fit into registers side by side. `sums`: what adds some of them up."""
     mixtures = [m for m in (*(r.target for r in kernel), t) if m.feature is not None]
     halves = all(operand_dtype(m, matrices.types) in NARROW for m in mixtures)
     most = MOST_FEATURES if halves else LONGEST_INNER
-    return t.feature is None or sum(_extent(m, matrices)[m.feature or ""] for m in mixtures) <= most
+    features = {(sums.get(m.output, m.output), m.points): _extent(m, matrices)[m.feature or ""] for m in mixtures}
+    return t.feature is None or sum(features.values()) <= most
 
 
 def _read(t: Target) -> set[str]:
@@ -314,10 +316,9 @@ def _reduced(
     """The target as a product of what it sums and what it does not; None where it needs statistics of its kernel,
     `own`, otherwise than there can be while they are not complete."""
     closing = tuple(c for c in t.conditions if not own.isdisjoint(a.tensor for a in accesses_in(c)))
-    if closing:
-        if t.aggregation != "sum" or not {*index_variables(*closing)}.isdisjoint(t.summed):
-            return None
-        t = replace(t, conditions=tuple(c for c in t.conditions if c not in closing))
+    if closing and (t.aggregation != "sum" or not {*index_variables(*closing)}.isdisjoint(t.summed)):
+        return None
+    t = replace(t, conditions=tuple(c for c in t.conditions if c not in closing)) if closing else t
     if t.aggregation != "sum":
         return None if own else Reduced(t, (Factor(t.body, False),), (), (), None)
     across = {v for v in extent if v in t.summed}
