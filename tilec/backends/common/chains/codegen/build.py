@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 
-from tilec.backends.common.blocks.builder import INDEX_TYPE
+from tilec.backends.common.blocks.builder import INDEX_TYPE, loads_first
 from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced
@@ -110,7 +110,7 @@ class _Build(Accumulation):
             b.loop(*self.several, 1, (), go, hint="tile")
         else:
             self._compute(positions)
-        body = b.body
+        body = loads_first(b.body)
         used = tensors_touched(body)
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in kernel.reads if n in used]
         lists = {} if self.visits is None else block_shapes(self.visits, kernel, self.tiling)
