@@ -30,6 +30,7 @@ from tilec.backends.common.blocks.ir import (
     Store,
     Value,
     operands,
+    results,
 )
 from tilec.ir.functions import COMPARISONS, FUNCTIONS, RANDOM
 
@@ -268,7 +269,7 @@ def loads_first(ops: Sequence[Op]) -> tuple[Op, ...]:
     rest: list[Op] = []
     early: list[Op] = []
     for op in reversed(head):
-        first = not isinstance(op, Store) and (isinstance(op, Load) or op.out in wanted)
+        first = isinstance(op, Load) or not wanted.isdisjoint(results(op))
         first = first and not (isinstance(op, Load) and op.tensor in stored)
         (early if first else rest).append(op)
         wanted.update(operands(op) if first else ())

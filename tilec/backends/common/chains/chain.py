@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from tilec.ir.functions import call
 from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, walk
 from tilec.ir.types import FLOATS, NARROW, Types
@@ -228,7 +229,8 @@ def joined_sums(program: Program, kernels: Sequence[ChainKernel], types: Types) 
             made[last], made[s.output] = (whole,), ()
             if rest:
                 left = added([alone[first], *rest])
-                made[s.output] = (replace(s, body=left if inside == s.body else replace(s.body, args=(left,))),)
+                value = left if inside == s.body else call(types[s.output].dtype, left)
+                made[s.output] = (replace(s, body=value),)
             statements = tuple(m for x in program.statements for m in made.get(x.output, (x,)))
             program = replace(program, statements=statements)
             found[place] = replace(k, targets=_with_joined(k.targets, own, whole))

@@ -175,7 +175,7 @@ def _chained(program: Program, types: Types, stored: Collection[str] = (), matri
             changed = {s.output for s in apart.statements if s not in program.statements}
             return replace(beside, rewritten=beside.rewritten | changed)
     joined, kernels = joined_sums(program, kernels, types)
-    changed = frozenset(s.output for s in joined.statements if s not in program.statements)
+    summed = frozenset(s.output for s in joined.statements if s not in program.statements)
     laid = by_terms(joined, rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
     program, kernels = placed.program, placed.kernels
@@ -190,7 +190,7 @@ def _chained(program: Program, types: Types, stored: Collection[str] = (), matri
     statements = {s.output: s for s in program.statements}
     found = {k.first: k for k in kernels}
     left = tuple(statements[o] for unit in order for o in unit)
-    return Chained(replace(program, statements=left), laid.types, found, laid.made | changed)
+    return Chained(replace(program, statements=left), laid.types, found, laid.made | summed)
 
 
 def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target]:

@@ -62,7 +62,7 @@ LARGER_WIDTH = 80  # of operands, up to which sums and scores of larger blocks h
 NARROW_WIDTH, TWO_BLOCKS = 64, 128  # of operands with long steps where a walk has more than a block of 64, at most two
 ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
 ROLES_WIDTH = 128  # of their operands, at least
-RESERVED = 1024  # bytes of shared memory that a multiprocessor keeps for each program
+KEPT_BYTES = 1024  # bytes of shared memory that a multiprocessor keeps for each program
 ROLES_BARRIERS = 1024  # bytes
 ROLES_STEPS = (128, 64)
 ROLES_SUMS = 180  # registers of a thread for scores, these in 16 bits, and sums
@@ -268,12 +268,12 @@ def _of_many_products(tiling: Tiling, kernel: ChainKernel, operands: _Operands, 
     four warps, one of eight has twice the rows. Registers are not held to more programs than it has room for."""
     if operands[2] or len(kernel.blocked) != 1 or kernel.looped is None:
         return tiling
-    each = _room(tiling, operands, size) + RESERVED
+    each = _room(tiling, operands, size) + KEPT_BYTES
     larger = replace(tiling, block=2 * tiling.block, warps=2 * tiling.warps, resident=0)
     enough = kernel.extent[kernel.blocked[0]] >= larger.block and _programs(kernel, larger) >= TWO_A_MULTIPROCESSOR // 2
-    if 2 * each > shared + RESERVED and (tiling.block, tiling.warps) == (MATRIX.block, MATRIX.warps) and enough:
+    if 2 * each > shared + KEPT_BYTES and (tiling.block, tiling.warps) == (MATRIX.block, MATRIX.warps) and enough:
         return larger
-    return replace(tiling, resident=0) if tiling.resident * each > shared + RESERVED else tiling
+    return replace(tiling, resident=0) if tiling.resident * each > shared + KEPT_BYTES else tiling
 
 
 def _room(tiling: Tiling, operands: _Operands, size: int) -> int:
@@ -301,8 +301,9 @@ def _fitted(tiling: Tiling, operands: _Operands, size: int, shared: int) -> Tili
 def _in_registers(tiling: Tiling, kernel: ChainKernel, operands: _Operands) -> Tiling:
     """Shorter steps where sums have half of a thread's registers, and more than two scores, or these and matrices that
     are read for each score, would take more than are left: products wait for each other then."""
-    values, threads = len(operands[2]) + sum(i.left is not None for i in kernel.inners.values()), 32 * tiling.warps
+    products, threads = sum(i.left is not None for i in kernel.inners.values()), 32 * tiling.warps
     sums, step = tiling.block * _mixed_features(kernel) // threads, tiling.step
+    values = max(products, 2) + len(operands[2])
     beside = tiling.block * values if values > 2 and sums >= MANY_SUMS else 0
     while beside and step > SHORTEST_CROWDED and sums + beside * step // threads > POINT_VALUES:
         step //= 2
