@@ -76,6 +76,7 @@ ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and su
 FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows of sums: each reads little for itself
 # registers of a thread: for sums, where these are many; for these, scores and matrices. Steps for their sake, at least
 MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
+FEW_PRODUCTS = 3  # of scores, which programs of four warps have registers for beside sums
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 
 
@@ -265,13 +266,17 @@ def _values_of_row(kernel: ChainKernel) -> int:
 
 def _of_many_products(tiling: Tiling, kernel: ChainKernel, operands: _Operands, size: int, shared: int) -> Tiling:
     """Of derivatives of derivatives, whose operands take much shared memory: where it has no room for two programs of
-    four warps, one of eight has twice the rows. Registers are not held to more programs than it has room for."""
+    four warps, or more than three products of scores leave registers room for sums, one program of eight warps has
+    twice the rows. Registers are not held to more programs than it has room for."""
     if operands[2] or len(kernel.blocked) != 1 or kernel.looped is None:
         return tiling
     each = _room(tiling, operands, size) + KEPT_BYTES
     larger = replace(tiling, block=2 * tiling.block, warps=2 * tiling.warps, resident=0)
     enough = kernel.extent[kernel.blocked[0]] >= larger.block and _programs(kernel, larger) >= TWO_A_MULTIPROCESSOR // 2
-    if 2 * each > shared + KEPT_BYTES and (tiling.block, tiling.warps) == (MATRIX.block, MATRIX.warps) and enough:
+    few = 2 * each > shared + KEPT_BYTES
+    if not few and sum(i.left is not None for i in kernel.inners.values()) > FEW_PRODUCTS:
+        few = tiling.block * _mixed_features(kernel) // (32 * tiling.warps) < MANY_SUMS
+    if few and (tiling.block, tiling.warps) == (MATRIX.block, MATRIX.warps) and enough:
         return larger
     return replace(tiling, resident=0) if tiling.resident * each > shared + KEPT_BYTES else tiling
 
