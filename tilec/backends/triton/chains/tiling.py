@@ -76,7 +76,7 @@ ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and su
 FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows of sums: each reads little for itself
 # registers of a thread: for sums, where these are many; for these, scores and matrices. Steps for their sake, at least
 MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
-FEW_PRODUCTS = 3  # of scores, which programs of four warps have registers for beside sums
+FEW_SCORES = 3  # of scores, which programs of four warps have registers for beside sums
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 
 
@@ -274,7 +274,7 @@ def _of_many_products(tiling: Tiling, kernel: ChainKernel, operands: _Operands, 
     larger = replace(tiling, block=2 * tiling.block, warps=2 * tiling.warps, resident=0)
     enough = kernel.extent[kernel.blocked[0]] >= larger.block and _programs(kernel, larger) >= TWO_A_MULTIPROCESSOR // 2
     few = 2 * each > shared + KEPT_BYTES
-    if not few and sum(i.left is not None for i in kernel.inners.values()) > FEW_PRODUCTS:
+    if not few and sum(i.left is not None for i in kernel.inners.values()) > FEW_SCORES:
         few = tiling.block * _mixed_features(kernel) // (32 * tiling.warps) < MANY_SUMS
     if few and (tiling.block, tiling.warps) == (MATRIX.block, MATRIX.warps) and enough:
         return larger
