@@ -266,7 +266,7 @@ def _in_parts(kernel: ChainKernel, shared: Mapping[str, int], types: Types) -> S
         target = replace(
             t, statement=made, body=rebuilt(t.body, change), bounds=tuple(sorted({*t.bounds, *bounds}, key=repr))
         )
-        return replace(r, target=target, inner=inner, outer=(), anchor=anchor)
+        return replace(r, target=target, inner=inner, outer=(), anchor=anchor, closing=())
 
     targets, total = tuple(map(reduced, kernel.targets)), math.prod(counts.values())
     made = replace(kernel, targets=targets, batch=(*counts, *kernel.batch), extent={**kernel.extent, **counts})
@@ -282,7 +282,7 @@ def _in_parts(kernel: ChainKernel, shared: Mapping[str, int], types: Types) -> S
 def sums_of_parts(kernel: ChainKernel, types: Types) -> list[Statement]:
     """The statements that put parts together, where these are sums, times numbers; none where a statistic or a factor
     of each row is to be met. `types`: with the parts'."""
-    targets = [(r.target.output, r) for r in kernel.targets]
+    targets = [(r.target.output, r) for r in kernel.stored]
     if any(r.target.aggregation != "sum" or r.anchor is not None for _, r in targets):
         return []
     if any(isinstance(e, Access | Index) for _, r in targets for f in r.outer for e in walk(f.value)):
@@ -321,16 +321,17 @@ class _Together:
             size = b.size(size_name(v), kernel.extent[v])
             positions[v] = rest if v == many[0] else b.apply("rest", rest, size, hint=v)
             rest = rest // size
-        for r in kernel.targets:
-            if r.target.feature is not None:
-                positions[r.target.feature] = b.positions(f"d{kernel.extent[r.target.feature]}")
+        features = (f for r in kernel.targets if (f := r.target.feature) is not None)
+        positions |= {f: b.positions(f"d{kernel.extent[f]}") for f in features}
         within = partial(self._within, positions=positions)
-        at = Emitter(b, self.types, positions, kernel.extent, within, lambda a: None, kernel.in_place)
         shares: dict[str, tuple[Value, Value, Value, Value]] = {}
+        at = Emitter(
+            b, self.types, positions, kernel.extent, within, lambda a: shares.get(a.tensor, (None,))[0], kernel.in_place
+        )
         for r in kernel.targets:
             if r.target.aggregation != "sum":
                 shares[r.target.output] = self._statistic(r, at)
-        for r in kernel.targets:
+        for r in kernel.stored:
             self._store(r, at, shares)
         used = kernel.tensors(a for r in kernel.targets for f in r.outer for a in tensors_of(f.value))
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in used]
@@ -397,4 +398,6 @@ class _Together:
                     nothing = nothing & shares[r.anchor][3].equals(low)
                     whole = b.apply("select", nothing, zero, whole)
                 value = whole
+            for c in r.closing:
+                value = b.apply("select", at.condition(c), value, b.number(0.0, "float32"))
         at.store(t.statement, value)
