@@ -33,12 +33,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec import knobs
 from tilec.backends.common.operands.before_gradient import before_gradient
+from tilec.backends.common.operands.extremum_places import TIES, with_extremum_places
 from tilec.backends.common.pairs import in_pairs
 from tilec.cost import operations, size_in_bytes
 from tilec.ir.aggregations import LOGICAL
-from tilec.ir.index import distinct_variables
 from tilec.ir.infer import infer
 from tilec.ir.program import Access, Expr, Input, Program, Statement, accesses_in, reads, reads_itself
 from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
@@ -48,13 +47,14 @@ from tilec.transforms.autodiff.biased_sums import with_biased_sums
 from tilec.transforms.autodiff.grad import are_mixed, grad_with_outputs
 from tilec.transforms.autodiff.window_places import with_window_places
 from tilec.transforms.bind.bind import bind
-from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent
+from tilec.transforms.checkpoint.backward import Backward, with_fallback
+from tilec.transforms.checkpoint.chunks import Chunks, choose_chunks, independent, share_at_once
 from tilec.transforms.checkpoint.counts import with_stored_counts
 from tilec.transforms.lower.stack_operands import with_stacked_operands
 from tilec.transforms.simplify.evaluated import compared_sides, tensors_evaluated, values_read
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
-from tilec.transforms.util.plain import is_pure, is_unmasked
+from tilec.transforms.util.plain import is_map
 
 SMALL_FRACTION = 8  # what is at most one eighth of its inputs is kept
 OUTPUT_FRACTION = 4  # of an output, which somebody reads anyway
@@ -62,19 +62,7 @@ HEAVY = 128  # operations a byte from which computing again costs more than writ
 HEAVY_SINGLE = 65  # the same of wider values, whose products are slower: up to 64 a chain computes them as fast
 HEAVIEST = 512  # the same of 16-bit values, which chains compute again at no cost
 MOST_HEAVY_BYTES = 2**28  # bytes that such values may take together
-MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
-
-
-@dataclass(frozen=True)
-class Backward:
-    """A gradient program over what was kept. `values`: the names whose tensors it reads, `shapes`: inputs of which it
-    reads the shape alone; its inputs are these and then `cotangents`. `types` are the inputs'."""
-
-    program: Program
-    values: tuple[str, ...]
-    shapes: tuple[str, ...]
-    cotangents: tuple[str, ...]
-    types: Types
+LEAST_WORK_SPARED = 4  # times the work that places of extrema leave, for them to be kept
 
 
 @dataclass(frozen=True)
@@ -102,15 +90,22 @@ def partition(
     values: Mapping[str, int],
     extras: bool,
     bound: Program | None = None,
+    chooses: bool = False,
 ) -> Partition:
     """Divide values and gradient by `wrt` for inputs of these types. `extras`: may the forward pass have outputs that
-    the caller does not see? `bound`: the program bound to these types, if at hand. Raises what binding raises."""
+    the caller does not see? `bound`: the program bound to these types, if at hand. `chooses`: does a backend leave out
+    values that data say nothing reads? Raises what binding raises."""
     plain = _Joint.of(program, wrt, types, values, bound)
-    joint = _with_places(plain, program.outputs) if extras else plain
-    parts = _partition(joint, program, wrt, types, extras)
-    if not joint.places <= set(parts.kept):  # derivatives of the places ask for more
-        joint, parts = plain, _partition(plain, program, wrt, types, extras)
-    return _with_states(joint, parts, program.outputs) if extras else parts
+    if not extras:
+        return _partition(plain, program, wrt, types, extras)
+    joints = [_with_places(plain, program.outputs), plain]
+    if chooses and (placed := _Joint.of(program, wrt, types, values, bound, plain)).pays(program.outputs):
+        joints.insert(0, placed)
+    for joint in joints:
+        parts = _partition(joint, program, wrt, types, extras)
+        if joint.places <= set(parts.kept):  # else derivatives of the places ask for more
+            break
+    return _with_states(joint, parts, program.outputs)
 
 
 def _with_places(plain: _Joint, outputs: Sequence[str]) -> _Joint:
@@ -125,8 +120,12 @@ def _with_places(plain: _Joint, outputs: Sequence[str]) -> _Joint:
 def _partition(joint: _Joint, program: Program, wrt: Sequence[str], types: Types, extras: bool) -> Partition:
     outputs = program.outputs
     kept = joint.kept(outputs) if extras else joint.found_again(joint.with_outputs(outputs, ()))
-    extra = tuple(t for t in kept if t not in outputs)
     backward = joint.backward(kept)
+    if (other := joint.otherwise) is not None:
+        more = other.kept(outputs)
+        backward = with_fallback(backward, other.backward(more), dict.fromkeys(joint.places, TIES), joint.types)
+        kept = tuple(dict.fromkeys((*kept, *more)))
+    extra = tuple(t for t in kept if t not in outputs)
     if not extra:
         return Partition(None, backward, None, (), (), joint.typed(backward.values))
     inputs = joint.program.inputs[: len(program.inputs)]
@@ -175,19 +174,10 @@ def _with_states(joint: _Joint, parts: Partition, outputs: tuple[str, ...]) -> P
     return Partition(forward, backward, parts.extended, extra, constant, all_kept, chunks)
 
 
-def share_at_once(program: Program, cotangents: Sequence[str], types: Types) -> float | None:
-    """The share of all steps whose states a flat gradient program may hold at once where it computes states again; None
-    where it may hold all. `types`: of all tensors."""
-    again = independent(program.statements, cotangents)
-    total = sum(size_in_bytes(types[n]) for n in again if n not in program.outputs)
-    budget = knobs.STATE_BUDGET.value
-    return None if total <= budget else budget / total / MOST_CHUNK_STATES
-
-
 @dataclass(frozen=True)
 class _Joint:
     """Values and gradient as one flat program: what reads no cotangent belongs to either part. `places`: tensors that
-    say where extrema stand, which are there to be kept."""
+    say where extrema stand, which are there to be kept. `otherwise`: the gradient where these say that it differs."""
 
     program: Program
     inputs: tuple[str, ...]
@@ -195,17 +185,25 @@ class _Joint:
     gradients: tuple[str, ...]
     types: Types
     places: frozenset[str] = frozenset()
+    otherwise: _Joint | None = None
 
     @staticmethod
     def of(
-        program: Program, wrt: Sequence[str], types: Types, values: Mapping[str, int], bound: Program | None = None
+        program: Program,
+        wrt: Sequence[str],
+        types: Types,
+        values: Mapping[str, int],
+        bound: Program | None = None,
+        otherwise: _Joint | None = None,
     ) -> _Joint:
         inputs = {name: types[name] for name in program.input_names()}
         bound = bound or bind(program, inputs, values)
         outputs = infer(bound, inputs)
         written, bound = before_gradient(program, bound, inputs, values)
         divided = with_stacked_operands(in_pairs(written, bound, inputs), bound, inputs)
-        joint = grad_with_outputs(divided, wrt, are_mixed(inputs.values()))
+        found = with_extremum_places(divided, bound, inputs) if otherwise is not None else None
+        divided, instead = (divided, {}) if found is None else (found.program, found.at_place)
+        joint = grad_with_outputs(divided, wrt, are_mixed(inputs.values()), instead)
         cotangents = joint.input_names()[len(inputs) :]
         for name, o in zip(cotangents, program.outputs, strict=True):
             t = outputs[o]
@@ -213,7 +211,16 @@ class _Joint:
         counted = with_stored_counts(bind_flat(joint, inputs, values), inputs, cotangents)
         flat = with_biased_sums(counted, inputs, cotangents)
         gradients = flat.outputs[len(program.outputs) :]
-        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs))
+        places = frozenset(() if found is None else found.places.values())
+        return _Joint(flat, program.input_names(), cotangents, gradients, infer(flat, inputs), places, otherwise)
+
+    def pays(self, outputs: Sequence[str]) -> bool:
+        """Whether the gradient by places takes little beside the one that it is given otherwise."""
+        there, other = self.places and self.places <= self.types.keys(), self.otherwise
+        if not there or other is None or any(self.types.get(n) != other.types[n] for n in other.kept(outputs)):
+            return False
+        work = [sum(operations(s, shapes_in(x.types)) for s in x.needed(x.kept(outputs))) for x in (self, other)]
+        return LEAST_WORK_SPARED * work[0] <= work[1]
 
     def with_places(self) -> _Joint:
         """The same with tensors that say where the extrema of windows stand."""
@@ -221,7 +228,7 @@ class _Joint:
         if not places:
             return self
         inputs = {name: self.types[name] for name in flat.input_names()}
-        return replace(self, program=flat, types=infer(flat, inputs), places=places)
+        return replace(self, program=flat, types=infer(flat, inputs), places=self.places | places)
 
     def forward_statements(self) -> tuple[Statement, ...]:
         """Those that depend on no cotangent."""
@@ -306,7 +313,7 @@ class _Joint:
         products = {n for s in sums for n in reads(s) if len(reads(s)) > 1}
         for k, name in enumerate(found):
             readers = [s for s in self.needed(found) if name in reads(s) and name not in outputs]
-            if len(readers) == 1 and readers[0] in forward and _is_map(readers[0]):
+            if len(readers) == 1 and readers[0] in forward and is_map(readers[0]):
                 operand, t = readers[0].output, self.types[name]
                 if self.types[operand] == t and operand not in found and (operand in products or t.dtype in NARROW):
                     found[k] = operand
@@ -391,8 +398,3 @@ class _Joint:
         for s in statements:
             found[s.output] = set().union(*(found[n] for n in values_read(s) if n in found))
         return found
-
-
-def _is_map(s: Statement) -> bool:
-    """Whether each element is a function of others at the same place, or of fewer."""
-    return s.aggregation == "assign" and is_pure(s) and is_unmasked(s) and distinct_variables(s.index) is not None

@@ -26,14 +26,14 @@ from tilec.pipeline import bind_flat, lower
 from tilec.prepare.classes import Classes, Opened, OpenProgram
 from tilec.prepare.prepared import Bounded, Prepared, Replaced, Specialised, replaced_cotangent
 from tilec.prepare.warn import say, warnings_of
-from tilec.saving import Partition, partition, share_at_once
+from tilec.saving import Partition, partition
 from tilec.transforms.autodiff.grad import are_mixed, grad
 from tilec.transforms.autodiff.jvp import jvp
 from tilec.transforms.batching.vmap import vmap
 from tilec.transforms.bind.bind import bind
 from tilec.transforms.bind.value_inputs import seed_inputs, size_inputs
 from tilec.transforms.checkpoint.calls import chunk_calls
-from tilec.transforms.checkpoint.chunks import Chunks
+from tilec.transforms.checkpoint.chunks import Chunks, share_at_once
 from tilec.transforms.simplify.simplify import simplify
 from tilec.transforms.util.tiled import Calls
 
@@ -301,14 +301,15 @@ class Specialiser:
 
     # what is derived
 
-    def partition(self, wrt, types, values) -> tuple[Specialised, Partition]:
-        """The program for these types, and how values and gradient by `wrt` are divided."""
+    def partition(self, wrt, types, values, device: str = "cpu") -> tuple[Specialised, Partition]:
+        """The program for these types, and how values and gradient by `wrt` are divided on this kind of device."""
         try:
             special = self.specialised(types, values)
             bound = bind(special.program, special.types, values)
             if self.gradient is None:
                 self.warn(types, values, bound)
-            return special, partition(special.program, wrt, special.types, values, self.gradient is None, bound)
+            how = self.gradient is None, bound, choose_backend(self.backend, device).chooses
+            return special, partition(special.program, wrt, special.types, values, *how)
         except TileError as error:
             raise error.located(self.source, self.filename) from None
 

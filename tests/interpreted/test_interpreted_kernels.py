@@ -209,7 +209,6 @@ def test_equal_classes_of_shapes_are_one_text():
     assert len(texts) == 1
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool])
 def test_integers_wrap_and_divide_as_torch_does(dtype):
     generator = torch.Generator().manual_seed(3)
@@ -221,8 +220,9 @@ def test_integers_wrap_and_divide_as_torch_does(dtype):
         "O = X + Y;",
         "O = (X & Y) ^ (X | Y);",
         "O = X == Y ? X : Y;",
+        "O = pow(X, Y);",
     ):
-        if dtype is torch.bool and "%" in text:
+        if dtype is torch.bool and ("%" in text or "pow" in text):
             continue
         source = function("X, Y", text)
         got = tilec.compile(source, backend="triton")(x, y)

@@ -30,24 +30,36 @@ FORMS = {  # how recurrences are carried out, other than as chosen: what is patc
     "a step ahead": {(independent_lanes, "MOST_AHEAD"): 1},
     "two steps ahead": {(independent_lanes, "MOST_AHEAD"): 2},
     "four steps ahead": {(independent_lanes, "MOST_AHEAD"): 4, (parallel_lanes, "FIRST_LOADS"): 2},
-    "resident": {(recurrence, "recognise_local"): lambda loop: None},
+    "in registers": {},
+    "resident": {(recurrence, "recognise_local"): lambda loop: None, (recurrence, "recognise_tile"): lambda loop: None},
     "resident in blocks": {
         (recurrence, "recognise_local"): lambda loop: None,
+        (recurrence, "recognise_tile"): lambda loop: None,
         (recurrence_sweep, "MOST_LANES"): 2,
         (recurrence_sweep, "SUMMED_LANES"): 2,
         (recurrence_step, "FEW_SUMMED_POINTS"): 0,
         (recurrence_step, "MOST_IN_BLOCK"): 4,
     },
     "unrolled": {(unroll_steps, "LARGE_STEP"): 0},
-    "stepwise": {(recurrence, "recognise_local"): lambda loop: None, (recurrence_sweep, "RESIDENT_LANES"): 0},
-    "sums apart": {(recurrence, "recognise_local"): lambda loop: None, (shared_sums, "_GAIN"): -1},
+    "stepwise": {
+        (recurrence, "recognise_local"): lambda loop: None,
+        (recurrence, "recognise_tile"): lambda loop: None,
+        (recurrence_sweep, "RESIDENT_LANES"): 0,
+    },
+    "sums apart": {
+        (recurrence, "recognise_local"): lambda loop: None,
+        (recurrence, "recognise_tile"): lambda loop: None,
+        (shared_sums, "_GAIN"): -1,
+    },
     "sums of own sets apart": {
         (recurrence, "recognise_local"): lambda loop: None,
+        (recurrence, "recognise_tile"): lambda loop: None,
         (shared_sums, "_GAIN"): -1,
         (recurrence_sweep, "WAITING_WORK"): 2**62,
     },
     "sums apart in a program": {
         (recurrence, "recognise_local"): lambda loop: None,
+        (recurrence, "recognise_tile"): lambda loop: None,
         (recurrence, "choose_blocks"): lambda sharing, setting: recurrence_sweep.choose_blocks(sharing, ALONE),
         (shared_sums, "_GAIN"): -1,
         (recurrence_sweep, "WAITING_WORK"): -(2**62),
@@ -55,6 +67,7 @@ FORMS = {  # how recurrences are carried out, other than as chosen: what is patc
     },
     "together in a program": {
         (recurrence, "recognise_local"): lambda loop: None,
+        (recurrence, "recognise_tile"): lambda loop: None,
         (recurrence, "choose_blocks"): lambda sharing, setting: recurrence_sweep.choose_blocks(sharing, ALONE),
         (recurrence_sweep, "RESIDENT_LANES"): 0,
         (recurrence_sweep, "MOST_LANES"): 2,
@@ -262,6 +275,7 @@ def test_sums_over_time_and_single_states(form):
 @pytest.mark.parametrize("waiting", [0, 2**62])
 def test_sums_that_lanes_share(waiting, monkeypatch):
     """Each of a few programs keeps what the lanes of its own sets share, or all programs do."""
+    monkeypatch.setattr(recurrence, "recognise_tile", lambda loop: None)
     monkeypatch.setattr(recurrence_sweep, "TERMS_AT_ONCE", 0)
     monkeypatch.setattr(recurrence_sweep, "WAITING_WORK", 0)
     monkeypatch.setattr(recurrence_sweep, "SHARED_WAITING_WORK", waiting)
@@ -279,7 +293,8 @@ def test_sums_that_lanes_share(waiting, monkeypatch):
         torch.testing.assert_close(f(16, 150, x, a, b), torch.stack(wanted))
 
 
-def test_few_terms_are_added_up_at_once():
+def test_few_terms_are_added_up_at_once(monkeypatch):
+    monkeypatch.setattr(recurrence, "recognise_tile", lambda loop: None)
     text = "S[t, p, q : 3, D, D] = X[t, p, q] + {}[a, b](S[t - 1, a, b] {} A[a, p] {} B[b, q])"
     g = torch.Generator().manual_seed(0)
     x, a, b = (torch.randn(s, generator=g) / 4 for s in ((3, 16, 16), (16, 16), (16, 16)))

@@ -82,6 +82,55 @@ def test_a_small_factor_is_looked_at_first(place: int | None, monkeypatch: pytes
     assert torch.equal(found.nan_to_num(7.0), exact.nan_to_num(7.0))
 
 
+LINE = """function (I[N, X, C], K[O, L, C]) -> (R) {
+    R[n, x, o : N, (X - 1)/S + 1, O] = +(I[n, S*x + D*l - D, c] * K[o, l, c]);
+}"""
+
+
+@pytest.mark.parametrize("step", ["S1 D1", "S1 D3", "S2 D1"])
+def test_borders_alone_are_looked_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of which all points lie inside are left as they are."""
+
+    def repaired(p, product):
+        t = product.view.types[p.flat.output]
+        return [
+            Allocate(p.flat.output, t.shape, t.dtype, float("nan")),
+            *repair_steps(product, p.flat, borders=True),
+        ]
+
+    monkeypatch.setattr(families, "_product_steps", repaired)
+    generator = torch.Generator().manual_seed(0)
+    x, k = (torch.randint(-3, 4, s, generator=generator).float() for s in ((2, 900, 16), (16, 3, 16)))
+    k[3, 1, 2] = torch.inf
+    source = LINE.replace("S", step[1]).replace("D", step[-1])
+    found = tilec.compile(source + f"// {step}", backend="triton")(x, k).double()
+    exact = tilec.compile(source, backend="torch")(x.double(), k.double())
+    left = found.isnan() & ~exact.isnan()
+    last = left[:, -1:0] if step == "S2 D1" else left[:, -int(step[-1]) :]  # 2 * 449 + 1 is inside of 900
+    assert left.any() and not left[:, 0].any() and not last.any()
+    assert torch.equal(found.nan_to_num(7.0)[~left], exact.nan_to_num(7.0)[~left])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_librarys_borders_are_computed_again(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits no others are looked at."""
+    made = TritonBackend.__init__
+    monkeypatch.setattr(TritonBackend, "__init__", lambda self, target=None, library=False: made(self, target, True))
+    generator = torch.Generator().manual_seed(0)
+    given = [
+        torch.randint(-3, 4, s, generator=generator).to(getattr(torch, dtype)) for s in ((1, 40, 7, 16), (24, 3, 3, 16))
+    ]
+    f = tilec.compile(CONVOLUTION + f"// {dtype}", backend="triton")
+    text = f.lower(*given).source()
+    assert "rt.convolution(" in text and (") ^ True), other=0)" in text) == (dtype == "bfloat16")
+    for place, value in ((0, torch.inf), (700, -torch.inf), (3000, torch.nan)):
+        given[1].view(-1)[place] = value
+        exact = tilec.compile(CONVOLUTION, backend="torch")(*(t.double() for t in given))
+        found = f(*given).double()
+        assert torch.equal(found.isnan(), exact.isnan())
+        torch.testing.assert_close(found.nan_to_num(7.0), exact.nan_to_num(7.0), rtol=1e-2, atol=1)
+
+
 EDGES = """function (X[N, C], I[N, K], W[C, O]) -> (Y) {
     Y[n, k, o : N, K, O] = +((X[I[n, k], c] - X[n, c]) * W[c, o]);
 }"""

@@ -71,6 +71,7 @@ def test_classes_at_once(name: str) -> None:
 def test_two_variables_as_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """33 channels leave half of a row of 64 empty; together with the variable before them they fill blocks."""
     monkeypatch.setattr(residues, "SINGLE_BLOCK", 32)
+    monkeypatch.setattr(residues, "REPEATED_BLOCK", 32)
     source = f"function (I[N, H, W, C]) -> (O) {{ {CASES[name]} }}"
     f, exact = (tilec.compile(source, backend=backend) for backend in ("triton", "torch"))
     for i in (
@@ -81,6 +82,27 @@ def test_two_variables_as_columns(name: str, monkeypatch: pytest.MonkeyPatch) ->
     ):
         torch.testing.assert_close(f(i), exact(i), rtol=1e-6 if i.dtype is torch.float32 else 1e-2, atol=1e-6)
     assert "nearest" not in name or "BM=1, BN=32" in f.lower(image((2, 5, 12, 33), torch.bfloat16)).source()
+
+
+REPEATED = {  # stores of a place
+    "O[n, 2*y + j, 3*x + i, c : N, 2*H, 3*W, C] = I[n, y, x, c] + I[n, y, x, 0], j < 2, i < 3;": 2,
+    "O[n, y, 2*x + i, c : N, H, 2*W, C] = I[n, y, x, c], i < 2;": 1,
+    "O[n, y, x, 2*x + i, c : N, H, W, 2*W, C] = I[n, y, x, c], i < 2;": 1,
+    "O[n, y, x, c : N, 2*H, 3*W, C] = I[n, (y - y % 2)/2, (x - x % 3)/3, c];": 2,
+    "O[n, y, x, c : N, H, 2*W - 1, C] = I[n, y, (x - x % 2)/2, c];": 1,
+    "O[n, y, 2*x + i, c : N, H, 2*W + 1, C] = I[n, y, x, c], i < 2;": 2,
+    "O[n, 2*y + j, 2*x + i, c : N, 2*H, 2*W, C] = relu(I[n, y, x, c] - i), j < 2, i < 2;": 2,
+}
+
+
+@pytest.mark.parametrize("text", REPEATED)
+def test_repeated_channels_are_stored_beside_each_other(text: str) -> None:
+    source = f"function (I[N, H, W, C]) -> (O) {{ {text} }}"
+    f, exact = (tilec.compile(source, backend=backend) for backend in ("triton", "torch"))
+    for shape in ((2, 5, 12, 33), (1, 3, 7, 27), (1, 2, 5, 32), (0, 2, 3, 33), (2, 3, 1, 35)):
+        i = image(shape, torch.bfloat16)
+        assert torch.equal(f(i), exact(i))
+    assert f.lower(image((2, 5, 12, 33), torch.bfloat16)).source().count("tl.store(") == REPEATED[text]
 
 
 def test_classes_beside_each_other_in_memory_are_one_text() -> None:

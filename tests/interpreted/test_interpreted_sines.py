@@ -74,12 +74,43 @@ def test_other_types(dtype):
     torch.testing.assert_close(y, tilec.compile(source, backend="torch")(a, x))
 
 
-def test_the_library_is_called_where_blocks_are_not_values_at_hand():
-    a, b = torch.randn(40, 50), torch.randn(50, 30)
-    source = "C[i, j] = +(sin(A[i, k] * B[k, j]))"
-    f = tilec.compile(source, backend="triton")
-    assert (
-        "sine_(" not in f.lower(a, b).source()
-        and "near_sine_" in tilec.compile(SOURCE, backend="triton").lower(a).source()
-    )
-    torch.testing.assert_close(f(a, b), torch.sin(a[:, :, None] * b).sum(1), rtol=1e-4, atol=1e-4)
+SUMS = {
+    "rows": ("O[i] = sum(cos(X[i, k] - 3) * 2 + 1)", (3, 300)),
+    "all": ("O = sum(sin(X[i]))", (3000,)),
+    "pairs": ("O[i, j] = sum(sin(X[i, k] * W[k, j]) * V[k])", (5, 40), (40, 7), (40,)),
+    "windows": (
+        "function (I[N, H, C], K[T, C, D]) -> (O) { O[n, y, d : N, H, D] = +(sin(I[n, y + t, c] * K[t, c, d])); }",
+        (2, 12, 16), (3, 16, 32),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_are_added_up_again_where_terms_are_far(name):
+    source, *shapes = SUMS[name]
+    f, exact = (tilec.compile(source, backend=backend) for backend in ("triton", "torch"))
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(shape, generator=generator) for shape in shapes]
+    text = f.lower(*given).source()
+    assert "sine_or_nan_(" in text and "libdevice." in text
+    for value in (1.0, 2.0**21, math.inf, math.nan):  # powers of two, whose products are exact
+        given[0].view(-1)[3] = value
+        wanted = exact(*(t.double() for t in given))
+        for other in given[1:]:
+            other.view(-1)[3 if name != "windows" else 100] = 0.5
+        wanted = exact(*(t.double() for t in given))
+        found = f(*given)
+        assert torch.equal(found.isnan(), wanted.isnan())
+        finite = wanted.isfinite()
+        if value == 2.0**21 and len(shapes) > 1:
+            finite = torch.zeros_like(finite)  # products of it are rounded by more than their sines tell
+        torch.testing.assert_close(found[finite].double(), wanted[finite], rtol=1e-5, atol=1e-5)
+
+
+def test_sines_that_a_sum_may_lose_are_the_librarys():
+    """A comparison is false of what is no number."""
+    a, b = torch.randn(40, 50) * 1e6, torch.randn(50, 30)
+    for body in ("sin(A[i, k] * B[k, j]) > 0 ? 1 : 0", "abs(sin(A[i, k] * B[k, j]))"):
+        f = tilec.compile(f"C[i, j] = sum({body})", backend="triton")
+        assert "or_nan_" not in f.lower(a, b).source()
+        torch.testing.assert_close(f(a, b), tilec.compile(f.source, backend="torch")(a, b).to(f(a, b).dtype))

@@ -13,6 +13,7 @@ from support.tiled import asks_for_rows, copies, tiling
 import tilec
 from tilec.backends.triton.plan.plan import TiledLoop
 from tilec.backends.triton.runtime import executable
+from tilec.transforms.util.tiled import Whole
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -148,6 +149,25 @@ def test_sums_of_sixteen_bits_are_rounded_once(monkeypatch):
     (slab,) = slabs_of(f.lower(x, w, c)._executable.plan)
     assert tiling(slab)[1] < 8
     assert torch.equal(f(x, w, c)[1].double(), x[:, 0].double().sum().half().double().expand(20))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+@pytest.mark.parametrize("rows, columns", [(63, 40), (40, 63)])
+def test_sums_that_products_add_to(rows, columns, dtype, tolerance, monkeypatch):
+    """By rows and by columns, with a smaller last slab: what is added to holds what the slabs before gave."""
+    source = """function (X[N, H], W[V, H], U[N, V]) -> (Y) {
+        S[i, v : N, V] = sum(X[i, h] * W[v, h]);
+        Y[i : N] = sum(tanh(S[i, v]) * U[i, v]); }"""
+    inputs = [normal(*s, dtype=dtype, seed=k) for k, s in enumerate([(rows, 4), (columns, 4), (rows, columns)])]
+    cotangent = normal(rows, dtype=dtype, seed=5)
+    exact = tilec.compile(source, backend="torch").grad(["X", "W"])
+    wanted = exact(*map(wide, inputs), wide(cotangent))
+    monkeypatch.setenv("TILEC_DEVICE_BUDGET", "1500")
+    f = tilec.compile(source, backend="triton").grad(["X", "W"])
+    close(f(*inputs, cotangent), wanted, tolerance)
+    (loop,) = slabs_of(f.lower(*inputs, cotangent)._executable.plan)
+    totals = [x.tensor for x in loop.calls[0].sources if isinstance(x, Whole)]
+    assert len(loop.calls) == 2 and len({*totals}) < len(totals)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 
 import pytest
 import torch
@@ -347,3 +348,14 @@ def test_few_rows_of_queries_have_two_programs_a_multiprocessor():
         shapes = [(heads, n, 64) for n in (8, 4096, 4096)]
         kernels = f.lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90").kernels
         assert any("parts" in k.name for k in kernels) == divided
+
+
+def test_long_walks_of_one_query_end_together():
+    """400 programs are three a multiprocessor and four more: in four parts each, what runs at the end is short. More
+    programs, and few columns, stay whole."""
+    f = tilec.compile(SOURCE)
+    for heads, columns, programs in ((400, 6680, 1600), (140, 8192, 1540), (140, 7168, None), (560, 6680, None)):
+        shapes = [(heads, n, 64) for n in (1, columns, columns)]
+        text = f.lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90").source()
+        found = re.findall(r"_parts_chain\[\((\d+),", text)
+        assert found == ([] if programs is None else [f"{programs}"])

@@ -53,6 +53,8 @@ class Expressions(Inputs):
         if shape >= 95 and scope.dynamic:
             self.features.add("gather")
             access = self.access(scope, self.gather_tensor(n))
+            if self.chance(20):  # inside wherever the element is, or the same for all elements
+                return self.pick((f"{access} % {max(1, n)}", f"clamp({access}, 0, {n - 1})", f"0*{access}")), None, None
             return access + self.pick(("", "", " + 1", " - 1")), None, None
         v = self._variable(scope)
         if shape < 50:

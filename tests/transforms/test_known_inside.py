@@ -37,3 +37,25 @@ def test_guards_in_branches(name: str, size: int) -> None:
     wanted = torch.as_tensor(tilec.interpret(source, x.detach().numpy(), w.detach().numpy()))
     torch.testing.assert_close(f(x, w).double(), wanted.double())
     assert torch.autograd.gradcheck(f, (x.double(), w.double()))
+
+
+COUNTED = {
+    "a remainder": "sum[m](X[0] * in(X[J[m] % N]))",
+    "a remainder of what is further on": "logsumexp[m](X[1] * in(X[J[m + 1] % N]))",
+    "a remainder of an element's element": "prod[m](X[2] * in(X[J[J[m]] % N]))",
+    "an asked guard": "sum[m](pad(in(X[J[m] % N]), 0) != 0 ? X[m])",
+    "elements that cancel": "sum[m](X[m + J[m] - J[m]])",
+    "a remainder beside its place": "sum[m](X[m + J[m] % 2])",
+    "an element times 0": "logsumexp[m](X[m + 0*J[m]] * X[0*J[m + 1]])",
+    "an element's element times 0": "sum[m](X[0] + X[0*J[J[m]]])",
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_elements_that_say_how_many_points(name: str) -> None:
+    """An index whose value does not depend on an element still has points only where the element is."""
+    source = f"function (X[N], J[M]) -> (Y) {{ Y[] = {COUNTED[name]}; }}"
+    x, j = torch.randn(6, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1, 5, -2])
+    f = tilec.compile(source)
+    assert torch.allclose(f(x, j).detach(), torch.as_tensor(tilec.interpret(source, x.detach().numpy(), j.numpy())))
+    assert torch.autograd.gradcheck(lambda y: f(y, j), (x,))

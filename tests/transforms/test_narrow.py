@@ -192,6 +192,16 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         None,
     ),
     "over a wide band": ("function (A[N], H[L]) -> (O) { O[t : N] = +(A[s] * H[t - s + 1]); }", ((16,), (3,)), None),
+    "a constraint that the output's size states": (
+        "function (A[N]) -> (O) { O[i, h : N, 2] = +(A[i] * h), h < 2; }",
+        ((5,),),
+        "O[i, h : 5, 2] = +(A[i] * h);",
+    ),
+    "a constraint that leaves some of the output out": (
+        "function (A[N]) -> (O) { O[i, h : N, 3] = +(A[i] * h), h < 2; }",
+        ((5,),),
+        None,
+    ),
     "a constraint that an access states": (
         "function (A[N], B[M]) -> (O) { O[i : N] = +(A[i] * B[j]), j < 4, i < 4; }",
         ((5,), (3,)),

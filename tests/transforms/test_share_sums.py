@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import tilec
+from tilec.ir.infer import infer
 from tilec.ir.program import Access, Program, Statement, walk
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.pipeline import CallContext, apply
-from tilec.transforms.lower.share_sums import share_sums
+from tilec.transforms.lower.share_sums import share_sums, with_common_sums
 
 N, H, W, C = 2, 3, 5, 4
 RESPONSE = """function (X[N, H, W, C], A[C], B[C]) -> (Y) {
@@ -159,3 +160,94 @@ def test_a_number_as_guard_beside_a_constraint() -> None:
         "S[n, c : 2, 4] = +(D[n, x, c] ? D[n, x, c]), x < 3; }"  # fmt: skip
     m, s = tilec.compile(text)(torch.ones(2, 5, 4), torch.ones(2, 4))
     assert m.tolist() == [12.0] * 2 and s.tolist() == [[3.0] * 4] * 2
+
+
+BOTH = """function (D[N, C, P], X[N, C, P], U[N], W[C]) -> (M, S) {
+    M[n : N] = +(D[n, c, x] * X[n, c, x] * W[c]);
+    S[c : C] = +(%s);
+}"""
+SAME_POINTS = BOTH % "D[n, c, x] * X[n, c, x] * U[n]"
+
+
+def of_sizes(text: str, n: int, p: int, c: int) -> str:
+    return (
+        text.replace("[N", f"[{n}")
+        .replace(": N", f": {n}")
+        .replace("C,", f"{c},")
+        .replace("P]", f"{p}]")
+        .replace("C]", f"{c}]")
+    )
+
+
+def common(text: str, dtype: str = "float32") -> tuple[Program, Program]:
+    program, _ = before_and_after(text, dtype)
+    types = {i.name: TensorType(tuple(map(int, i.dims or ())), dtype) for i in program.inputs}
+    return program, with_common_sums(program, infer(program, types))[0]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_sums_of_which_neither_is_a_part_are_made_of_what_both_add_up(dtype: str) -> None:
+    _, program = common(of_sizes(SAME_POINTS, 600, 64, 512).replace(": C", ": 512"), dtype)
+    (part,) = [s for s in program.statements if {"D", "X"} <= read(s)]
+    assert part.index is not None and len(part.index) == 2
+    assert sum(part.output in read(s) for s in program.statements) == 2
+
+
+@pytest.mark.parametrize(
+    "body, sizes",
+    [
+        ("D[n, c, x] * X[n, c, x] * U[n]", (600, 15, 2048)),  # few points in common
+        ("D[n, c, x] * X[n, c, x] * U[n]", (600, 64, 256)),  # M's points fit on a chip
+        ("D[n, c, x] / X[n, c, x] * U[n]", (600, 64, 512)),  # no product in common
+        ("D[n, c, x] * U[n]", (600, 64, 512)),  # M's other factor is read at each point
+    ],
+)
+def test_other_sums_of_the_same_points_stay(body: str, sizes: tuple[int, int, int]) -> None:
+    before, after = common(of_sizes(BOTH % body, *sizes).replace(": C", f": {sizes[2]}"))
+    assert after == before
+
+
+@pytest.mark.parametrize("sizes", [(3, 17, 5), (1, 16, 1), (2, 0, 3), (0, 20, 2), (5, 16, 1)])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_values_of_what_both_add_up(sizes: tuple[int, int, int], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOST_ON_CHIP", "FEWEST_SHARED"):
+        monkeypatch.setattr(f"tilec.transforms.lower.share_sums.{name}", 0)
+    n, p, c = sizes
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g).to(getattr(torch, dtype)) for s in ((n, c, p), (n, c, p), (n,), (c,))]
+    d, x, u, w = (t.double() for t in given)
+    wanted = (d * x * w[:, None]).sum((1, 2)), (d * x * u[:, None, None]).sum((0, 2))
+    close = {"bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
+    _, program = common(of_sizes(SAME_POINTS, n, p, c).replace(": C", f": {c}"), dtype)
+    assert len(program.statements) > 2 or min(sizes) < 2
+    for found, exact in zip(tilec.Function(program, "")(*given), wanted, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=close, atol=close)
+
+
+def recorded(axes: str, shape: tuple[int, ...]) -> Program:
+    """What kernels compute of the gradient of a norm whose statistics are kept."""
+    f = tilec.compile(f"""function (X, M, V, G[8], D) -> (DX, DG) {{
+        DG[c] = +(D[{axes}] * (X[{axes}] - M[n]) * rsqrt(V[n]));
+        P[n] = +(D[{axes}] * (X[{axes}] - M[n]) * G[c]);
+        DX[{axes}] = D[{axes}] * G[c] - P[n] * X[{axes}];
+    }}""")
+    of = {"n": shape[0], "c": 8}
+    specs = [tilec.spec(s) for s in (shape, (of["n"],), (of["n"],), (8,), shape)]
+    return f.lower(*specs, backend="triton", target="sm_90").stages["grouped"]
+
+
+@pytest.mark.parametrize(
+    "axes, shape, count",
+    [("n, c, y, x", (140, 8, 64, 64), 1), ("n, y, x, c", (140, 64, 64, 8), 2), ("n, c, y, x", (5, 8, 64, 64), 2)],
+)
+def test_sums_of_a_norm_that_read_all_points_of_two_tensors(axes: str, shape: tuple[int, ...], count: int) -> None:
+    grouped = recorded(axes, shape)
+    sums = [s for s in grouped.statements if s.aggregation == "sum" and {"X", "D"} <= read(s)]
+    assert len(sums) == count, grouped
+
+
+def test_a_sum_that_reads_the_points_again_leaves_all_as_they_are() -> None:
+    text = of_sizes(SAME_POINTS.replace("(M, S)", "(M, S, Q)"), 600, 64, 512).replace(": C", ": 512")
+    again = text[: text.rindex("}")] + "Q[n : 600] = +(D[n, c, x] * D[n, c, x]); }"
+    before, after = common(again)
+    assert after == before

@@ -113,4 +113,9 @@ class Backend(Protocol):
         """Open sizes are told apart by their greatest common divisor with this, which plans depend on anyway."""
         ...
 
+    @property
+    def chooses(self) -> bool:
+        """Does it leave out what is read only where a condition holds that data alone say?"""
+        ...
+
     def build(self, lowering: Lowering, options: Options | None = None) -> Executable: ...

@@ -18,10 +18,11 @@ from tilec.ir.types import TensorType, Types
 from tilec.lattice.sets import sizes_of
 from tilec.prepare.classes import Opened, OpenProgram
 from tilec.prepare.prepared import Specialised
-from tilec.saving import Backward, Partition
+from tilec.saving import Partition
 from tilec.torch_op import dtensors
 from tilec.torch_op.levels import Outputs
 from tilec.transforms.checkpoint.absent import without_cotangents
+from tilec.transforms.checkpoint.backward import Backward
 from tilec.transforms.simplify.simplify import simplify
 
 if TYPE_CHECKING:

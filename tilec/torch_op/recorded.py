@@ -22,7 +22,7 @@ from tilec.ir.symbolic import Pinned
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.prepare.classes import Opened
 from tilec.prepare.prepared import Prepared, Specialised
-from tilec.saving import Backward, Partition
+from tilec.saving import Partition
 from tilec.specialise import AtSizes, Specialiser
 from tilec.torch_op import dtensors, symbolic
 from tilec.torch_op.autograd_node import TileCall
@@ -41,6 +41,7 @@ from tilec.torch_op.dispatch import SizeValues, Weak, operator, run_plain
 from tilec.torch_op.graphs.nodes import handle_of
 from tilec.torch_op.levels import Outputs, through_levels
 from tilec.torch_op.state import asking, exporting, ordinary, recording, transforming
+from tilec.transforms.checkpoint.backward import Backward
 
 Written = TypeVar("Written")
 
@@ -78,7 +79,7 @@ def _recorded(function: Specialiser, tensors: Any, asked: Sequence[bool], weak: 
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
     if not wrt:  # tangents or a batch alone
         return unrecorded(function, tensors, weak, values)
-    special, parts = function.partition(wrt, types, sizes)
+    special, parts = function.partition(wrt, types, sizes, tensors[0].device.type)
     forward = function if parts.forward is None else function.made(parts.forward, parts.chunks)
     return Recorded(forward, weak, values, wrt, special.result_names, special, parts, function)
 
@@ -87,14 +88,14 @@ def _for_class(
     function: Specialiser, tensors: Any, asked: Sequence[bool], weak: Weak, values: SizeValues
 ) -> Recorded | None:
     """The same of what serves a class of shapes; None where sizes cannot be left open, or are not yet."""
-    if not any(asked) or transforming() or forward_ad._current_level >= 0 or not ordinary(tensors):
-        return None
-    if not function.may_leave_open():
+    possible = any(asked) and ordinary(tensors) and function.may_leave_open()
+    if not possible or transforming() or forward_ad._current_level >= 0:
         return None
     wrt = tuple(name for name, a in zip(function.inputs, asked, strict=True) if a)
 
     def make(opened: Opened) -> OpenRecord:
-        special, parts = function.partition(wrt, opened.types, dict(zip(function.sizes, values, strict=True)))
+        sizes = dict(zip(function.sizes, values, strict=True))
+        special, parts = function.partition(wrt, opened.types, sizes, tensors[0].device.type)
         if parts.chunks is not None:
             raise Pinned(opened.symbols)
         forward = None if parts.forward is None else function.open_program(opened, parts.forward)

@@ -104,6 +104,27 @@ def test_blocks_fill_the_columns(source, elements, columns, wide):
     assert found == wide and down * found == elements
 
 
+BIASED = "function (X[N, C], B[C]) -> (Y) { Y = gelu(X + B); }"
+
+
+@pytest.mark.parametrize(
+    ("columns", "down", "wide"),
+    [
+        (4927, 4, 1024),
+        (5120, 4, 1024),
+        (6144, 2, 2048),
+        (2560, 1, 4096),
+        (1280, 2, 2048),
+        (4096, 1, 4096),
+        (384, 2, 512),
+    ],
+)
+def test_blocks_fill_the_columns_beside_a_bias(columns, down, wide):
+    """No narrower than 1024 columns: threads read as many elements of the bias at once as of a row."""
+    (found,) = blocks(BIASED, tilec.spec((8192, columns), "bfloat16"), tilec.spec((columns,), "bfloat16"))
+    assert found[:2] == (down, wide)
+
+
 @pytest.mark.parametrize(("taps", "elements"), [(3, 2048), (4, 1024), (7, 512)])
 def test_a_thread_has_fewer_elements_the_more_of_them_load(taps, elements):
     """Registers of sixteen elements with many neighbours would be spilled."""
@@ -166,3 +187,22 @@ def test_warps_share_a_row_of_points_that_are_combined():
         source = f.lower(*given, target="sm_90").source()
         launch = next(line for line in source.splitlines() if "Y_segments[(" in line)
         assert f"num_warps={warps}" in launch
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "block", "hints"),
+    [
+        (50304, "float32", (1, 8192, 32), True),  # a cache holds a row of each multiprocessor
+        (20001, "float32", (1, 4096, 8), True),  # rows begin anywhere: more programs, all of whose rows it holds
+        (50257, "float32", (1, 4096, 8), False),  # and here does not
+        (50257, "bfloat16", (1, 4096, 16), True),
+    ],
+)
+def test_long_rows_that_are_walked_twice(columns, dtype, block, hints):
+    text = tilec.compile(SOFTMAX, backend="triton").lower(tilec.spec((4096, columns), dtype), target="sm_90").source()
+    assert blocks(SOFTMAX, tilec.spec((4096, columns), dtype)) == [block] and ("evict_last" in text) == hints
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_long_rows_of_two_tensors_have_more_warps(dtype):
+    assert blocks(SOFTMAX_GRADIENT, *[tilec.spec((4096, 50257), dtype)] * 2) == [(1, 4096, 16)]

@@ -8,14 +8,14 @@ from support.tiled import asks_for_rows, tiling
 
 import tilec
 from tilec.backends.base import Options
-from tilec.backends.triton.plan.plan import Plan, TiledLoop
+from tilec.backends.triton.plan.plan import Allocate, Plan, TiledLoop
 from tilec.backends.triton.schedule import axis_tiling as slabs
 from tilec.ir.types import TensorType
 from tilec.language import parse
 from tilec.language.show import show
 from tilec.pipeline import lower
 from tilec.saving import partition
-from tilec.transforms.util.tiled import Combine
+from tilec.transforms.util.tiled import Combine, Whole
 
 MiB = 2**20
 ATTENTION = """function (Q[B, N, D], K[B, M, D], V[B, M, D]) -> (O) {
@@ -48,6 +48,17 @@ def lowered(name: str, n: int, gradient: bool, **how):
     if gradient:
         f, specs = f.grad(), [*specs, given(n, **how)[0]]
     return f.lower(*specs, target="sm_90")
+
+
+def sums_added_to(loop: TiledLoop) -> list[str]:
+    """The outputs of a slab that are made where what the slabs before gave is read."""
+    call = loop.calls[0]
+    read = [x.tensor for x in call.sources if isinstance(x, Whole)]
+    return [
+        n
+        for n, x in zip(call.program.inputs, call.sources, strict=True)
+        if read.count(getattr(x, "tensor", "")) == 2 and not n.endswith("_before")
+    ]
 
 
 def loops(plan: Plan) -> list[TiledLoop]:
@@ -91,16 +102,33 @@ def test_heads_first_then_rows(name: str) -> None:
     assert tiling(outer) == (8, 1) and size == 32768 and rows % 128 == 0
     assert asks_for_rows(inner) == (name == "causal")
     (part, *_), (call, *_) = inner.parts, inner.calls
-    assert part.inputs[-1] == "DQ" and "DQ" not in part.plan.outputs
-    sums = [part.plan.outputs[k] for k, x in call.sinks if isinstance(x, Combine)]
-    assert sums and all("float32" == part.types[name].dtype for name in sums)
+    assert "DQ" in part.inputs and "DQ" not in part.plan.outputs
+    sums = [part.plan.outputs[k] for k, x in call.sinks if isinstance(x, Combine)] + sums_added_to(inner)
+    assert {"DK", "DV"} <= {*sums} and all("float32" == part.types[name].dtype for name in sums)
 
 
 def test_sums_over_slabs_are_not_the_library_s() -> None:
     """torch's products of bfloat16 are rounded, which parts of a sum must not be."""
     f, specs = tilec.compile(ATTENTION), given(16384)
     source = f.grad().lower(*specs, specs[0], target="sm_90").source()
-    assert "rt.multiply" in source and "DK = torch.empty((1, 16384, 64), dtype=torch.float32" in source
+    assert "rt.multiply" in source and "DK_total = torch.full((1, 16384, 64), 0.0, dtype=torch.float32" in source
+
+
+SHARES = """function (X[N, K], W[K, M], C[M, L]) -> (Y, Z) {
+    B[i, j] = +(X[i, k] * W[k, j]); A = tanh(B); Y[i, l] = +(A[i, j] * C[j, l]); """
+
+
+@pytest.mark.parametrize("more, dtype, adds", [
+    ("Z[k, j] = +(X[i, k] * A[i, j]); }", "bfloat16", True),
+    ("Z[k, j] = +(X[i, k] * A[i, j]); }", "float32", False),  # kernels of parts look at what they have stored
+    ("Z[j] = +(A[i, j]); }", "bfloat16", False),  # one pass with what else reads A
+    ("Z[k, j] = >(X[i, k] * A[i, j]); }", "bfloat16", False),
+])  # fmt: skip
+def test_products_add_to_what_the_slabs_before_gave(more: str, dtype: str, adds: bool) -> None:
+    specs = tilec.spec((65536, 512), dtype), tilec.spec((512, 8192), dtype), tilec.spec((8192, 512), dtype)
+    low = tilec.compile(SHARES + more, backend="triton").lower(*specs, target="sm_90")
+    (loop,) = loops(low._executable.plan)
+    assert sums_added_to(loop) == (["Z"] if adds else [])
 
 
 def test_slabs_are_about_equal() -> None:
@@ -186,8 +214,20 @@ def test_a_linear_layer_into_cross_entropy_takes_little_beside() -> None:
     for made, given in ((program, known), (backward.program, backward.types)):
         specs = [tilec.spec(given[i.name].shape, given[i.name].dtype) for i in made.inputs]
         low = tilec.compile(show(made), backend="triton").lower(*specs, target="sm_90")
-        assert len(loops(low._executable.plan)) == 1
+        (loop,) = loops(low._executable.plan)
+        assert sums_added_to(loop) == (["DX"] if made is backward.program else [])
         assert low.temporary_bytes <= 3 * slabs.HEAVY_BUDGET
+
+
+def test_what_stands_within_its_reader_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scatter of -DY to the targets' places, which the gradient by the logits selects."""
+    monkeypatch.undo()
+    specs = tilec.spec((16384, 2048), "bfloat16"), tilec.spec((32000, 2048), "bfloat16"), tilec.spec((16384,), "int64")
+    f = tilec.compile(LOSS).grad(["X", "W"])
+    low = f.lower(*specs, tilec.spec((16384,), "bfloat16"), target="sm_90")
+    parts = [p.plan for p in low._executable.plan.parts()]
+    made = {s.tensor for plan in parts for s in plan.steps if isinstance(s, Allocate)}
+    assert "DS" not in made and "DS_2" in made
 
 
 def test_short_work_keeps_larger_slabs() -> None:

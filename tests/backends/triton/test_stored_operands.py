@@ -55,6 +55,29 @@ def test_a_computed_operand_of_float32_lies_along_the_sum_at_once():
     assert len(stored(steps)) == 1
 
 
+SINE = """function (I[N, H, W, C], K[P, Q, C, D]) -> (Y) {
+    Y[n, y, x, d : N, H - P + 1, W - Q + 1, D] = +(I[n, y + j, x + i, c] * sin(K[j, i, c, d]));
+}"""
+STEM = """function (I[N, H, W, C], K[7, 7, C, D]) -> (Y) {
+    Y[n, y, x, d : N, 112, 112, D] = +(I[n, 2 * y + j - 3, 2 * x + i - 3, c] * K[j, i, c, d]);
+}"""
+
+
+@pytest.mark.parametrize("backend", [None, "triton"])
+def test_a_computed_kernel_of_float32_goes_by_parts(backend):
+    """As the same convolution of a stored kernel does: a library chooses slow algorithms here."""
+    specs = ((16, 66, 66, 64), torch.float32), ((5, 5, 64, 64), torch.float32)
+    lowered, steps = plan_of(tilec.compile(SINE, backend=backend), *specs)
+    assert any("split_dot" in k.name for k in lowered.kernels) and not any(isinstance(s, TorchLines) for s in steps)
+
+
+@pytest.mark.parametrize(("channels", "library"), [(3, True), (8, False)])
+def test_gradients_of_images_of_few_channels_are_a_library_s(channels, library):
+    specs = ((8, 224, 224, channels), torch.float32), ((7, 7, channels, 64), torch.float32)
+    _, steps = plan_of(tilec.compile(STEM).grad("I"), *specs, ((8, 112, 112, 64), torch.float32))
+    assert any(isinstance(s, TorchLines) for s in steps) == library
+
+
 VOTES = "U[b, i, j, d] = +(W[i, j, d, k] * X[b, i, k])"
 TURNED = "U[b, j, i, d] = +(W[j, i, d, k] * X[b, i, k])"
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from tilec.backends.common.scalars import accumulation_dtype
 from tilec.backends.common.tiled_program import IN_PLACE
-from tilec.cost import size_in_bytes
 from tilec.errors import AffineMistake
 from tilec.ir.functions import ZERO, all_of
 from tilec.ir.index import Affine, linear, substitute_affine
@@ -100,15 +99,32 @@ class Slab:
         results: Sequence[Into | Combine],
         first: int = 0,
         count: int = 1,
-        provided: Sequence[Into] = (),
+        provided: Sequence[Into | Combine] = (),
     ) -> TiledCall[P]:
         """The program for `count` slabs in turn, from row `first` on. `results`: what becomes of its outputs;
         `provided`: the memory that it is given for further outputs."""
-        own = [Slice(r.tensor, r.axis, self.rows, 0) for r in provided]
-        sources = [x if isinstance(x, Whole) else replace(x, at=first, step=self.rows) for x in self.given.values()]
-        sources += [replace(x, at=first, step=self.rows) for x in own]
+        own = [Slice(r.tensor, r.axis, self.rows, 0) if isinstance(r, Into) else Whole(r.tensor) for r in provided]
+        given = (*self.given.values(), *own)
+        sources = [x if isinstance(x, Whole) else replace(x, at=first, step=self.rows) for x in given]
         sinks = [replace(r, length=self.rows, at=first, step=self.rows) if isinstance(r, Into) else r for r in results]
         return TiledCall(program, tuple(sources), tuple(enumerate(sinks)), count)
+
+    def adding_to(self, totals: Mapping[str, str]) -> Slab:
+        """The slab whose sums of these outputs go on from those of the slabs before, which these tensors hold."""
+        names, types, given = Names(self.types), dict(self.types), dict(self.given)
+        statements: list[Statement] = []
+        for s in self.program.statements:
+            if s.output in totals:
+                part, before = names.fresh(f"{s.output}_part"), names.fresh(f"{s.output}_before")
+                types[part] = types[before] = types[s.output]
+                given[before] = Whole(totals[s.output])
+                both = Access(before, s.index or ()), Access(part, s.index or ())
+                statements.append(replace(s, output=part))
+                s = Statement(s.output, s.index, s.sizes, Call("add", both))
+            statements.append(s)
+        inputs = tuple(Input(name, types[name].shape) for name in given)
+        program = replace(self.program, inputs=inputs, statements=tuple(statements))
+        return replace(self, program=program, types=types, given=given)
 
 
 def run_over(statements: Sequence[Statement], types: Types, variable: str, dimension: int, rules: Rules) -> TileRegion:
@@ -375,8 +391,3 @@ def _at_rows(
     if axis is None or s.sizes is None:
         return s
     return replace(s, sizes=(*s.sizes[:axis], Int(rows), *s.sizes[axis + 1 :]))
-
-
-def bytes_by_row(names: Sequence[str], run: TileRegion, types: Types) -> int:
-    """Bytes that one row takes of these tensors, which have the axis."""
-    return sum(size_in_bytes(types[t]) // run.size for t in names)

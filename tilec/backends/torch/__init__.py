@@ -10,6 +10,7 @@ from tilec.late import puts_off_collection
 class TorchBackend:
     name = "torch"
     tells_apart = 1
+    chooses = False
 
     @puts_off_collection
     def build(self, lowering: Lowering, options: Options | None = None) -> TorchProgram:

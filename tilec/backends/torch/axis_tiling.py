@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilec.backends.base import Lowering, Options
-from tilec.backends.common.axis_tiling import Rules, Slab, TileRegion, bytes_by_row, run_over, slab_of
+from tilec.backends.common.axis_tiling import Rules, Slab, TileRegion, run_over, slab_of
 from tilec.backends.common.code import FreshNames, tuple_text
 from tilec.backends.common.tiled_program import CallWriter
 from tilec.backends.torch.sharing import share
@@ -122,7 +122,7 @@ def _rows_for_budget(run: TileRegion, types: Types, options: Options, outputs: S
     inner = [s.output for s in run.rows if s.output not in outputs]
     if max((size_in_bytes(types[t]) for t in inner), default=0) <= options.memory_budget:
         return None
-    return max(1, options.memory_budget // bytes_by_row(inner, run, types))
+    return max(1, options.memory_budget // _bytes_by_row(inner, run, types))
 
 
 # their text
@@ -154,3 +154,8 @@ def slab_lines(
             lowering = _lowering(part)
             lines += writer.lines(part.call(lowering, results, first, count), function(lowering))
     return lines
+
+
+def _bytes_by_row(names: Sequence[str], run: TileRegion, types: Types) -> int:
+    """Bytes that one row takes of these tensors, which have the axis."""
+    return sum(size_in_bytes(types[t]) // run.size for t in names)

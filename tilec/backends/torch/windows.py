@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.code import assignable
@@ -20,7 +20,7 @@ from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.choices import choice_text
 from tilec.backends.torch.expr.general import Loops, block_limit, blocks
 from tilec.backends.torch.expr.parts import part_read, part_slices
-from tilec.backends.torch.expr.pointwise import tested_bit, tests_by_numbers
+from tilec.backends.torch.expr.pointwise import multiply_add, routine_of, tested_bit, tests_by_numbers
 from tilec.backends.torch.expr.scalar import TorchScalars
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.sharing import EXACT
@@ -136,7 +136,7 @@ def _computed_once(task: Task) -> tuple[list[Task], Task] | None:
         if few and costly and own and inside and (dtype in EXACT or rounded):
             found.append(e)
         else:
-            stack += children(e)
+            stack += _operands_of_call(e)
     tasks: list[Task] = []
     known: dict[Expr, Expr] = {}
     types = dict(task.types)
@@ -161,6 +161,12 @@ def _computed_once(task: Task) -> tuple[list[Task], Task] | None:
     inputs = tuple(Input(t, types[t].shape) for t in dict.fromkeys(reads(rest)))
     (defracted,) = defract(reduce(Program(None, inputs, (s.output,), (rest,)))).statements
     return tasks, replace(task, flat=rest, defracted=defracted, types=types, local=local)
+
+
+def _operands_of_call(e: Expr) -> Iterable[Expr]:
+    """What the call takes that computes an expression: a part of what is rounded once is not computed before."""
+    routine, added = routine_of(e), multiply_add(e)
+    return routine.tensors.values() if routine else (added.added, *added.factors) if added else children(e)
 
 
 def _most_values(d: Domain) -> int:

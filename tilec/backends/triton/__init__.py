@@ -14,6 +14,7 @@ from tilec.backends.common.memory import TensorMemory
 from tilec.backends.triton.fusion.groups import Grouped, grouped
 from tilec.backends.triton.fusion.memory_order import layouts_of
 from tilec.backends.triton.permuted import PermutedLowering, orders_given, permuted_lowering
+from tilec.backends.triton.plan.choices import plan_of_choice
 from tilec.backends.triton.plan.device_info import check_target
 from tilec.backends.triton.plan.plan import Plan, Setting
 from tilec.backends.triton.plan.shared_kernels import share_kernels
@@ -34,6 +35,7 @@ class TritonBackend:
 
     name = "triton"
     tells_apart = 16
+    chooses = True
 
     def __init__(self, target: str | None = None, library: bool = False):
         if target is not None:
@@ -111,6 +113,9 @@ class TritonBackend:
             setting = replace(
                 setting, library=library, known=None if lowering.recorder else known_choice, exact=chosen.exact
             )
+            parts = plan_of_choice(lowering, strides, setting, lambda *how: within(planned(*how), budget, slab).part())
+            if parts is not None:
+                return share_kernels(parts)
             groups = groups_for(strides)
             made = within(planned(lowering, strides, setting, groups), budget, slab)
             if tunes and inputs is not None and not any(made.plan.parts()):

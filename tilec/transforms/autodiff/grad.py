@@ -6,7 +6,7 @@ tensor receives is gathered first and added up when the statement that computes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.errors import InputMistake, NameMistake, listed
@@ -54,12 +54,15 @@ def grad(program: Program, wrt: Sequence[str] | None = None, rounded: bool = Fal
     return simplify(reverse.run(), reverse.results)
 
 
-def grad_with_outputs(program: Program, wrt: Sequence[str], rounded: bool = False) -> Program:
+def grad_with_outputs(
+    program: Program, wrt: Sequence[str], rounded: bool = False, instead: Mapping[str, Statement] | None = None
+) -> Program:
     """Values and gradient in one: (inputs..., one cotangent an output) -> (outputs..., one gradient a name of `wrt`).
 
     What the gradient computes of the inputs alone and what the outputs are made of have one statement and one name.
+    `instead`: by output, statements that have the same gradient as the program's and are differentiated in their place.
     """
-    reverse = _Reverse(program, tuple(wrt), rounded)
+    reverse = _Reverse(program, tuple(wrt), rounded, instead or {})
     return simplify(reverse.run())
 
 
@@ -90,8 +93,10 @@ def differentiable(program: Program, names: Names) -> Program:
 class _Reverse:
     """One pass from the outputs back to the inputs."""
 
-    def __init__(self, program: Program, wanted: tuple[str, ...], rounded: bool):
-        self.names = Names.of(program)
+    def __init__(
+        self, program: Program, wanted: tuple[str, ...], rounded: bool, instead: Mapping[str, Statement] | None = None
+    ):
+        self.names, self.instead = Names.of(program), instead or {}
         self.program = differentiable(program, self.names)
         self.wanted = wanted
         self.casts = rounded or _has_cast(program)
@@ -112,7 +117,7 @@ class _Reverse:
             self._receive(output, Name(seed.name))
         for s in reversed(program.statements):
             if s.output in self.active and s.output in self.received:
-                self._reverse(s)
+                self._reverse(self.instead.get(s.output, s))
         cast = len(program.inputs) > 1 or self.casts
         for name, result in zip(self.wanted, results, strict=True):
             self._result(name, result, cast)

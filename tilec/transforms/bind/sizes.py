@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.errors import DividesByZero, InputMistake, NameMistake, RankMistake, SizeMistake, Span, TypeMistake
-from tilec.ir.index import QUASI_AFFINE, Affine, linear
+from tilec.ir.constraining import constraining
+from tilec.ir.index import QUASI_AFFINE, Affine, canonical_access, linear
 from tilec.ir.program import Access, Aggregate, Call, Expr, Float, Inside, Int, Name, Pad, Program, walk
 from tilec.ir.rational import Fraction, as_int
 from tilec.ir.types import DTYPES, TensorType, is_integer
@@ -208,7 +209,12 @@ class Sizes:
 
     def index(self, e: Expr, read: Callable[[Expr], Expr]) -> Affine:
         """The form of an index expression with numbers for sizes; `read` binds tensor elements within it."""
-        return linear(self._numbers(e, read))
+        bound = self._numbers(e, read)
+        form = linear(bound)
+        for a in constraining(bound):  # as in `i + 0*Ix[j]`, which has points where Ix[j] is
+            if canonical_access(a) not in walk(form.to_expr()):
+                form += linear(Call("mod", (a, Int(1))))
+        return form
 
     def _numbers(self, e: Expr, read: Callable[[Expr], Expr]) -> Expr:
         match e:

@@ -14,12 +14,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilec import knobs
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Index, Int, Program, Statement, reads, reads_itself
-from tilec.ir.types import TensorType, Types
+from tilec.ir.types import ITEM_BYTES, TensorType, Types
 from tilec.transforms.checkpoint.timeline import WHOLE, TimedStatement, Timeline, Untimed, timeline
 
 TimeRange = tuple[int, int]
+MOST_CHUNK_STATES = 8  # tensors as large as its states that a chunk of time may need
 LONG, EVEN = 64, 16  # from this length on chunks have a multiple of steps, so that all begin alike in memory
 
 
@@ -269,3 +271,12 @@ class CheckpointSchedule:
 def widened(a: TimeRange | None, b: TimeRange) -> TimeRange:
     """The least range that holds both."""
     return b if a is None else (min(a[0], b[0]), max(a[1], b[1]))
+
+
+def share_at_once(program: Program, cotangents: Sequence[str], types: Types) -> float | None:
+    """The share of all steps whose states a flat gradient program may hold at once where it computes states again; None
+    where it may hold all. `types`: of all tensors."""
+    again = independent(program.statements, cotangents)
+    total = sum(math.prod(types[n].shape) * ITEM_BYTES[types[n].dtype] for n in again if n not in program.outputs)
+    budget = knobs.STATE_BUDGET.value
+    return None if total <= budget else budget / total / MOST_CHUNK_STATES

@@ -5,6 +5,11 @@ adds up over x alone is the first, so that `M[n] = +(S[n, c] * G[n, c])` reads n
 statistics of several levels ask for the same products in several sums: by an element of each channel, by the mean of
 all channels, by weights.
 
+Where neither of two sums is a part of the other, kernels are given what both add up over the same variables as a sum of
+its own (`with_common_sums`), if it has LEAST_COMMON points or more along memory and neither is held on a chip: of
+`M[n] = +(D[n, c, x] * G[c])` and `B[c] = +(D[n, c, x])` that is `T[n, c] = +(D[n, c, x])`. So the gradients of a group
+norm's statistics and of its weights read all points once. A library's group norm is given the sums as they are.
+
 Only sums are shared that read an element for each of their points, the same points where guards choose some: what is
 left is smaller than what was read, and no product of matrices is taken apart. Exact as sums of products are that are
 added up in another order, and as factors are that leave a sum (`factor`); sums of 16 bits are shared in float32.
@@ -12,6 +17,7 @@ added up in another order, and as factors are that leave a sum (`factor`); sums 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,13 +44,85 @@ from tilec.transforms.util.matching import unified
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.rewrite import rounded_after
 
+LEAST_COMMON = 16  # points of a sum that two others are made of, at least
+# points of a sum that a kernel holds, at most: it has the sum and what is computed with it of one reading, and there
+# the other one's reading is as many bytes as reading the points again
+MOST_ON_CHIP = 2**14
+FEWEST_SHARED = 132  # results of one of the two: fewer are split over programs as they are
+
 
 def share_sums(program: Program, inputs: Types) -> Program:
     """The program with such sums over each other. `inputs`: types of the inputs."""
-    names = Names.of(program)
+    return _with_shared(program, inputs, Names.of(program))
+
+
+def with_common_sums(program: Program, types: Types) -> tuple[Program, Types]:
+    """The program with sums of their own that others, of which neither is a part of the other, are made of, if no sum
+    of something else reads their points again, and the types of all tensors. `types`: the program's."""
+    names, inputs, made = Names.of(program), {n: types[n] for n in program.input_names()}, program
+    parts: dict[str, Statement] = {}
+    while (found := _with_one_common(made, inputs, names)) is not None:
+        made, part = found
+        parts[part.output] = part
+    if not parts:
+        return program, types
+    known = {**infer(made, inputs), **types}
+    read = {name for s in parts.values() for name in reads(s)}
+    most = max(types[name].numel for name in read)
+    points = {name for name in read if types[name].numel == most}
+    others = (s for s in made.statements if s.output not in parts and _dense_sum(s, known) is not None)
+    return (program, types) if any(points & {*reads(s)} for s in others) else (made, known)
+
+
+def _with_shared(program: Program, inputs: Types, names: Names) -> Program:
     while (found := _with_one_shared(program, infer(program, inputs), names)) is not None:
         program = found
     return program
+
+
+def _with_one_common(program: Program, inputs: Types, names: Names) -> tuple[Program, Statement] | None:
+    """The program with a sum of which two others are made, neither of the other, and that sum."""
+    types = infer(program, inputs)
+    dense = [x for s in program.statements if (x := _dense_sum(s, types)) is not None and not x.guards]
+    sums = [x for x in dense if math.prod(x.extent[v] for v in x.summed) > MOST_ON_CHIP]
+    for one, other in itertools.combinations(sums, 2):
+        if max(types[x.statement.output].numel for x in (one, other)) < FEWEST_SHARED:
+            continue
+        if _accumulated(types[one.statement.output].dtype) != _accumulated(types[other.statement.output].dtype):
+            continue
+        for part in _common(one, other, types, names):
+            statements = [p for s in program.statements for p in ((part, s) if s is one.statement else (s,))]
+            made = _with_shared(replace(program, statements=tuple(statements)), inputs, names)
+            if sum(part.output in reads(s) for s in made.statements) > 1:
+                return made, part
+    return None
+
+
+def _common(one: SumOfProducts, other: SumOfProducts, types: Types, names: Names) -> Iterator[Statement]:
+    """Sums over the variables that both add up, of the factors in common that read an element for each point."""
+    mine, theirs = ([replace(f, value=unwidened(f.value, types)) for f in x.factors] for x in (one, other))
+    moving = {v for v, n in one.extent.items() if n > 1}
+    for dense in (f for f in mine if moving <= {*index_variables(f.value)}):
+        for match, taken in _embeddings([dense], theirs, {}, ()):
+            if not moving <= match.keys() or any(one.extent[v] != other.extent[w] for v, w in match.items()):
+                continue
+            common, left = [dense], list[Factor]()
+            for f in (f for f in mine if f is not dense):
+                same = (k for m, (k,) in _embeddings([f], theirs, match, ()) if m == match and k not in taken)
+                found = next(same, None)
+                taken = taken if found is None else (*taken, found)
+                (left if found is None else common).append(f)
+            beyond = {*index_variables(*(f.value for f in left))}
+            kept = {*index_variables(*(f.value for k, f in enumerate(theirs) if k not in taken))}
+            inner = {v for v in one.summed if match[v] in other.summed and v not in beyond and match[v] not in kept}
+            along = {linear(a.index[-1]).bare for a in accesses_in(dense.value) if len(a.index) >= len(moving)}
+            if inner & along and math.prod(one.extent[v] for v in inner) >= LEAST_COMMON:
+                dtype, index = types[one.statement.output].dtype, dict.fromkeys(index_variables(dense.value))
+                own = [as_accumulated(f, dtype, types) for f in common if inner & {*index_variables(f.value)}]
+                outer = [v for v in index if v in moving - inner]
+                sizes = tuple(Int(one.extent[v]) for v in outer)
+                output = names.fresh(f"{one.statement.output}_part")
+                yield Statement(output, tuple(map(Index, outer)), sizes, quotient_of(own), "sum")
 
 
 def _with_one_shared(program: Program, types: Types, names: Names) -> Program | None:

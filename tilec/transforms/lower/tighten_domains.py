@@ -1,7 +1,7 @@
 """Smaller domains for the same points: what a guard says of an index becomes a constraint, and an output index that
 only turns a variable round, or moves it, becomes that variable. What asks no more of a tensor that is computed than
-whether an index lies inside asks its size, so that it need not be computed for that. A constraint that an access states
-as well is left out, so that what takes statements without constraints takes those too.
+whether an index lies inside asks its size, so that it need not be computed for that. A constraint that an access or an
+output's size states as well is left out, so that what takes statements without constraints takes those too.
 
 `Y[i] = sum(i - k >= 0 ? X[k])` adds up the same terms for every i, and more of them: there the guard becomes a
 constraint, which is how a cumulative sum is recognised. Elsewhere such a guard stays: causal attention has one. And
@@ -45,7 +45,7 @@ from tilec.ir.program import (
 from tilec.ir.rational import as_int
 from tilec.lattice.conditions import bound_of, has_room, is_affine
 from tilec.lattice.index_values import index_values
-from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shapes_of
+from tilec.lattice.sets import Box, Shapes, bounds_of, domain, interval_of, shapes_of, sizes_of
 from tilec.transforms.lower.clamps.pieces import is_folded, pieces_of
 from tilec.transforms.lower.move_outputs import unrotated, with_inverted_index
 from tilec.transforms.lower.reduce import keep_constraint_variables
@@ -74,12 +74,13 @@ def narrowed(s: Statement, shapes: Shapes, computed: frozenset[str] = frozenset(
 
 
 def without_repeats(s: Statement, shapes: Shapes) -> Statement:
-    """The statement without constraints that its accesses state as well."""
+    """The statement without constraints that its accesses, or its output's sizes, state as well."""
     if not s.constraints or asks_in_branches(s):
         return s
     stated: dict[Affine, int] = {}
-    for a in constraining(*s.roots):
-        for e, n in zip(a.index, shapes[a.tensor], strict=True):
+    written = [] if s.index is None or s.sizes is None else [(s.index, sizes_of(s))]
+    for index, shape in (*written, *((a.index, shapes[a.tensor]) for a in constraining(*s.roots))):
+        for e, n in zip(index, shape, strict=True):
             form = linear(e)
             stated[form] = min(n, stated.get(form, n))
 

@@ -36,6 +36,10 @@ class Names:
         read = (name for s in program.statements for name in (s.output, *reads(s)))
         return cls({*program.input_names(), *program.dimensions(), *program.outputs, *read})
 
+    @property
+    def taken(self) -> frozenset[str]:
+        return frozenset(self._taken)
+
     def fresh(self, base: str) -> str:
         base = base.rstrip("'")
         name, count = base, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tilec.ir.index import distinct_variables
 from tilec.ir.program import Access, Call, Expr, Float, Index, Int, Statement, reads_itself
 
 
@@ -25,3 +26,8 @@ def is_unmasked(s: Statement) -> bool:
 def is_plain_sum(s: Statement) -> bool:
     """Whether a statement adds up, for each element, all points at which what it reads is inside."""
     return s.aggregation == "sum" and is_pure(s) and is_unmasked(s) and s.index is not None
+
+
+def is_map(s: Statement) -> bool:
+    """Whether each element is a function of others at the same place, or of fewer."""
+    return s.aggregation == "assign" and is_pure(s) and is_unmasked(s) and distinct_variables(s.index) is not None

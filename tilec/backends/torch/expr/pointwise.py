@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeGuard
 
 from tilec.backends.common.scalars import INTEGER_BITS
 from tilec.ir.index import linear
@@ -198,3 +199,38 @@ def tests_by_numbers(e: Expr) -> list[tuple[Call, int]] | None:
             case _:
                 return None
     return found if len(found) > 1 and sum(n for _, n in found) < MOST_COUNTED else None
+
+
+@dataclass(frozen=True)
+class MultiplyAdd:
+    """`added + scale * factor`, or the product of two factors; `products`: the expressions that these stand for."""
+
+    added: Expr
+    scale: float
+    factors: tuple[Expr, ...]
+    products: tuple[Expr, ...]
+
+
+def multiply_add(e: Expr) -> MultiplyAdd | None:
+    """A sum or difference that one call computes."""
+    if not isinstance(e, Call) or e.function not in ("add", "sub"):
+        return None
+    a, b = e.args
+    for x, m in ((a, b), (b, a)) if e.function == "add" else ((a, b),):
+        if not _is_product(m) or isinstance(x, Int | Float):
+            continue
+        scale: float = 1 if e.function == "add" else -1
+        factors: tuple[Expr, ...] = m.args
+        products: tuple[Expr, ...] = (m,)
+        for n, other in (factors, factors[::-1]):
+            if isinstance(n, Int | Float):
+                scale, factors = scale * n.value, (other,)
+                if _is_product(other):
+                    factors, products = other.args, (m, other)
+                break
+        return MultiplyAdd(x, scale, factors, products)
+    return None
+
+
+def _is_product(e: Expr) -> TypeGuard[Call]:
+    return isinstance(e, Call) and e.function == "mul" and routine_of(e) is None

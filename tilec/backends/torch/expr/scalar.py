@@ -16,7 +16,14 @@ from tilec.backends.common.scalar_writer import ScalarValue, ScalarWriter
 from tilec.backends.common.scalars import INTEGER_BITS, fit
 from tilec.backends.torch.expr.access import TensorFrame
 from tilec.backends.torch.expr.choices import COMPARED, choice_text, triangle_text
-from tilec.backends.torch.expr.pointwise import PointwiseMatch, routine_of, shared_by_bits, tested_bit, tests_by_numbers
+from tilec.backends.torch.expr.pointwise import (
+    PointwiseMatch,
+    multiply_add,
+    routine_of,
+    shared_by_bits,
+    tested_bit,
+    tests_by_numbers,
+)
 from tilec.backends.torch.expr.weighed import parts_of_tests, weighed_text
 from tilec.errors import AffineMistake
 from tilec.ir.functions import FUNCTIONS, RANDOM
@@ -45,6 +52,7 @@ class TorchScalars(ScalarWriter):
         super().__init__(*roots)
         self.frame = frame
         self.widens = has_large_integers(self._uses, frame.types) or sum(isinstance(e, Call) for e in self._uses) > 1
+        self._factored = {m for e in self._uses if (found := multiply_add(e)) for m in found.products}
 
     def compute_dtype_of(self, dtype: str) -> str:
         return "float32" if self.widens and dtype in NARROW else dtype
@@ -178,7 +186,7 @@ class TorchScalars(ScalarWriter):
         depth = 1 + max(a.depth for a in args)
         combined, numbers = self._multiply_add(e, self.compute_dtype_of(result.dtype)), False
         if combined is not None:
-            code, compute_dtype = combined, self.compute_dtype_of(result.dtype)
+            (code, args), compute_dtype = combined, self.compute_dtype_of(result.dtype)
             call: str | None = code[:-1] + ", out={0})"
         else:
             code, compute_dtype = self._text(
@@ -193,9 +201,11 @@ class TorchScalars(ScalarWriter):
                 )
             call = self._writing(e.function, args, code, compute_dtype)
         own = call is not None and is_floating(compute_dtype)
-        if own:
-            code = self._in_place(e.function, args, compute_dtype, combined) or code
-        if call is not None and all(len(a.variables) < len(variables) for a in args) and len(variables) > 1:
+        factored = e in self._factored
+        if own and combined is None and not (factored and self._uses[e] > 1):
+            code = self._in_place(e.function, args, compute_dtype) or code
+        smaller = all(len(a.variables) < len(variables) for a in args) and len(variables) > 1
+        if call is not None and smaller and not factored:
             return ScalarValue(self._laid_out(call, compute_dtype, variables), result, compute_dtype, variables)
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
         single = ("select", tuple(args)) if numbers and code.startswith("rt.cho") else None
@@ -203,9 +213,9 @@ class TorchScalars(ScalarWriter):
         rounded = self.cast(args[0], result.dtype) if narrowed and compute_dtype != result.dtype else None
         return ScalarValue(code, result, compute_dtype, variables, None, depth, exact, call, single, own, rounded)
 
-    def _in_place(self, function: str, args: list[ScalarValue], dtype: str, combined: str | None) -> str | None:
+    def _in_place(self, function: str, args: list[ScalarValue], dtype: str) -> str | None:
         """The value written over an argument that is as large: fewer temporaries stay in cache."""
-        if combined is not None or self.frame.domain is None:
+        if self.frame.domain is None:
             return None
         if len(args) == 1 and args[0].own and args[0].compute_dtype == dtype and function in _METHODS:
             return f"{args[0].code}.{_METHODS[function]}_()"
@@ -216,31 +226,20 @@ class TorchScalars(ScalarWriter):
                     return f"{one.code}.{function}_({self.operand(other, dtype)})"
         return None
 
-    def _multiply_add(self, e: Call, compute_dtype: str) -> str | None:
-        """`x + y * z` and `x - y * z` as one pass over memory, where nothing else uses the product."""
-        if e.function not in ("add", "sub") or not is_floating(compute_dtype):
+    def _multiply_add(self, e: Call, compute_dtype: str) -> tuple[str, list[ScalarValue]] | None:
+        """`x + y * z` and `x - y * z` as one pass over memory, rounded once, and what it is made of. Whether that is
+        done depends on the expression alone: what is compared with an extremum again is rounded as it was there."""
+        found = multiply_add(e)
+        if found is None or not is_floating(compute_dtype) or not self._values.keys() >= {*found.factors}:
             return None
-        sign = 1 if e.function == "add" else -1
-        for x, m in ((e.args[0], e.args[1]), (e.args[1], e.args[0]))[: 2 if sign == 1 else 1]:
-            if self._values[x].number is not None or not self._inline_product(m, compute_dtype):
-                continue
-            assert isinstance(m, Call)
-            factors: list[Expr] = list(m.args)
-            scale: float | int = sign
-            for f in m.args:
-                n = self._values[f].number
-                if n is not None:
-                    (other,) = (g for g in m.args if g is not f)
-                    scale *= n
-                    factors = list(other.args) if self._inline_product(other, compute_dtype) else [other]  # type: ignore[attr-defined]
-                    break
-            if any(self._values[f].number is not None for f in factors):
-                continue
-            texts = ", ".join(self.cast(self._values[f], compute_dtype) for f in (x, *factors))
-            if len(factors) == 1:
-                return f"torch.add({texts}, alpha={literal(scale)})"
-            return f"torch.addcmul({texts}" + ("" if scale == 1 else f", value={literal(scale)}") + ")"
-        return None
+        values = [self._values[x] for x in (found.added, *found.factors)]
+        products = [self._values[m].compute_dtype for m in found.products]
+        if any(v.number is not None for v in values) or {*products} != {compute_dtype}:
+            return None
+        texts, scale = ", ".join(self.cast(v, compute_dtype) for v in values), found.scale
+        if len(values) == 2:
+            return f"torch.add({texts}, alpha={literal(scale)})", values
+        return f"torch.addcmul({texts}" + ("" if scale == 1 else f", value={literal(scale)}") + ")", values
 
     def _choice(self, e: Call, args: list[ScalarValue], compute_dtype: str) -> str | None:
         """One of two values by a test of elements of tensors, which no branch foresees."""
@@ -255,13 +254,6 @@ class TorchScalars(ScalarWriter):
         """One of two numbers in a type, by a test of elements: rounded once, as one is that was chosen first."""
         a, b = (literal(fit(x.number, dtype)) for x in args[1:] if x.number is not None)
         return choice_text(self.condition(args[0]), a, b, dtype)
-
-    def _inline_product(self, e: Expr, compute_dtype: str) -> bool:
-        """Whether an expression is a product whose text may be left out: used once, and written inline."""
-        if not isinstance(e, Call) or e.function != "mul" or self._uses[e] != 1 or routine_of(e):
-            return False
-        v = self._values[e]
-        return v.call is not None and v.compute_dtype == compute_dtype
 
     def _laid_out(self, call: str, compute_dtype: str, variables: frozenset[str]) -> str:
         """The call's result in a tensor laid out like the frame: left alone, torch takes over the order of an operand,

@@ -63,7 +63,11 @@ def power_(a, b):
     if a.dtype.is_floating():
         return libdevice.pow(a, b)
     else:
-        result = tl.where(b >= 0, 1, tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0))).to(a.dtype)
+        if a.dtype.is_int_signed():
+            inverse = tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0))
+            result = tl.where(b >= 0, 1, inverse).to(a.dtype)
+        else:
+            result = ((a | b) >= 0).to(a.dtype)
         base = a
         rest = tl.where(b >= 0, b, 0).to(a.dtype)
         for _ in range(64):
@@ -176,6 +180,20 @@ def near_sine_(x, turn, m):
     p = tl.fma(tl.fma(t, 2.6056311526190257e-06, -0.0001980953966267407), t, 0.008333065547049046)
     s = tl.fma(tl.fma(p, t, -0.16666659712791443), tl.fma(t, r, 0.0), r)
     return (s.to(tl.int32, bitcast=True) ^ (m.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def sine_or_nan_(x):
+    """Of float32; NaN beyond 105615."""
+    m = tl.fma(x, 0.31830987334251404, 12582912.0)
+    return tl.where(tl.abs(x) > 105615.0, float("nan"), near_sine_(x, m - 12582912.0, m))
+
+
+@triton.jit
+def cosine_or_nan_(x):
+    """As `sine_or_nan_`, of x + pi / 2."""
+    m = tl.fma(x, 0.31830987334251404, -0.5) + 12582913.0
+    return tl.where(tl.abs(x) > 105615.0, float("nan"), near_sine_(x, (m - 12582913.0) + 0.5, m))
 
 
 @triton.jit

@@ -87,6 +87,7 @@ class Kernel(LineBuilder):
         self.constants: dict[str, int] = {}
         self.columns: list[tuple[int, ...]] = []  # of the table of classes
         self.blockwise = False  # functions may look at all elements of a block before they choose how to compute them
+        self.or_nan = False  # functions may be NaN where they would take long, and are computed again then
         # not where single 16-bit elements of several classes are written between each other: programs that find places
         # sooner take longer (twice as large images of 33 channels 89 and 196 us on an H100)
         self.places_shared = True

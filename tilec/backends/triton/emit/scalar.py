@@ -22,6 +22,7 @@ from tilec.backends.triton.emit.conditional_reads import conditions_of_reads, is
 from tilec.backends.triton.emit.frame import Frame, free_of
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.magnitudes import OF_MAGNITUDE, of_negated_magnitude
+from tilec.backends.triton.emit.sines import BLOCKWISE, OR_NAN
 from tilec.errors import TileError
 from tilec.ir.at_sizes import followed
 from tilec.ir.functions import FUNCTIONS, LIBRARY_FUNCTIONS, ROUNDING, SMALL_POWERS
@@ -35,7 +36,6 @@ from tilec.lattice.spans import IN_32_BITS, WIDEST, EndsOf
 LARGEST_SINGLE = 2**24  # up to which float32 holds each integer
 MOST_IN_FLOATS = 8  # parts of an expression of positions that is computed in floats where it becomes one
 MOST_NESTED = 6  # operators nested in one line
-BLOCKWISE = {"sin": "sine_({0})", "cos": "cosine_({0})"}  # of float32 blocks
 
 
 @followed
@@ -332,6 +332,8 @@ class TritonScalars(ScalarWriter):
         template = row.triton
         if function in BLOCKWISE and compute_dtype == "float32" and self.frame.kernel.blockwise:
             template = BLOCKWISE[function] if self.frame.dimensions(args[0].variables) else template
+        if function in OR_NAN and compute_dtype == "float32" and self.frame.kernel.or_nan:
+            template = OR_NAN[function]
         assert template is not None, function
         plain = function in ("add", "sub", "mul") and any(a.number is None for a in args)
         operands = [self.cast(a, compute_dtype) if plain else self.tensor(a, compute_dtype) for a in args]

@@ -34,7 +34,6 @@ from tilec.backends.triton.fusion.loop_nest import (
     reduced,
     scan_form,
     taken_by_products,
-    taken_by_recurrences,
 )
 from tilec.backends.triton.fusion.memory_order import Layouts
 from tilec.backends.triton.fusion.neighbourhood import Neighbourhood
@@ -61,6 +60,7 @@ from tilec.backends.triton.iteration.column_moments import with_moments
 from tilec.backends.triton.iteration.scatter_to_select import with_selections
 from tilec.backends.triton.matmul.distances import TileExtremum
 from tilec.backends.triton.recurrence.fuse_producers import fuse_step_inputs
+from tilec.backends.triton.recurrence.recurrence import taken_by_recurrences
 from tilec.ir.index import linear
 from tilec.ir.program import (
     Access,
@@ -76,6 +76,7 @@ from tilec.ir.program import (
     value_accesses,
 )
 from tilec.ir.types import TensorType, Types
+from tilec.transforms.lower.share_sums import with_common_sums
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
 
@@ -169,6 +170,7 @@ def grouped(flat: Program, types: Types, layouts: Layouts = MappingProxyType({})
 
 
 REWRITES = (
+    with_common_sums,
     asking_inputs,
     with_better_orders,
     with_numbered_parts,
@@ -214,8 +216,7 @@ def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
     found: list[GroupCandidate] = []
     read = _reads(program, chains)
     around = Neighbourhood(kept, forms, read, instructions(program, types), scans, epilogues, layouts)
-    kernels = [[s.output for s in kernel.statements] for kernel in chains.kernels.values()]
-    units = Units(program, kernels, read)
+    units = Units(program, [[s.output for s in kernel.statements] for kernel in chains.kernels.values()], read)
     for seed in sorted(forms.values(), key=lambda f: -sum(n > 1 for n in f.extent.values())):
         if seed.statement.output not in around.free:
             continue
@@ -247,9 +248,6 @@ def _joined(seed: LoopNest, around: Neighbourhood, types: Types, units: Units) -
             return None
         without.add(first)
     return None
-
-
-# putting the program together
 
 
 def _reads(program: Program, chains: Chained) -> dict[str, tuple[str, ...]]:

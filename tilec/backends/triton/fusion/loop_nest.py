@@ -12,7 +12,6 @@ from tilec.backends.triton.emit.epilogue import find_epilogue
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.sizes import contiguous_strides
-from tilec.backends.triton.recurrence.epilogue import find_recurrence_epilogue
 from tilec.backends.triton.scan.form import recognise_scan
 from tilec.ir.constraining import constraining
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
@@ -142,12 +141,6 @@ def reduced(s: Statement, extent: Mapping[str, int]) -> set[str]:
 def _not_written(s: Statement) -> tuple[str, ...]:
     written = index_variables(*(s.index or ()))
     return tuple(v for v in variables_of(s) if v not in written)
-
-
-def taken_by_recurrences(program: Program, types: Types) -> set[str]:
-    """Outputs of the epilogues of recurrences."""
-    places = (place for place, s in enumerate(program.statements) if reads_itself(s))
-    return {r.output for place in places for r in find_recurrence_epilogue(program, place, types)}
 
 
 def taken_by_products(program: Program, types: Types, forms: Mapping[str, LoopNest]) -> set[str]:

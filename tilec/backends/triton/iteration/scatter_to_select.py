@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from tilec.backends.base import Lowering
 from tilec.backends.triton.iteration.space import build_space
 from tilec.ir.functions import ZERO
 from tilec.ir.index import distinct_variables, linear
@@ -31,7 +32,8 @@ from tilec.ir.program import (
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, TensorType, Types, is_floating
+from tilec.ir.types import NARROW, TensorType, Types, is_floating, shapes_in
+from tilec.transforms.lower.defract import defracted_form
 from tilec.transforms.util.naming import Names, all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import body_at, with_parts
@@ -47,6 +49,28 @@ def with_selections(program: Program, types: Types) -> tuple[Program, Types]:
         statements += [s] if place is None else _selected(s, place, names, known)
         selected |= set() if place is None else {s.output}
     return _within_readers(replace(program, statements=tuple(statements)), selected - {*program.outputs}, known), known
+
+
+def lowered_with_selections(lowering: Lowering) -> Lowering:
+    """With scatters that select as such: those have the axis that they write at."""
+    flat, types = with_selections(lowering.stages["flat"], lowering.types)
+    there = {s.output: s for s in lowering.stages["flat"].statements}
+    rows: list[Statement] = []  # what the next write selects
+    known: dict[str, list[Statement]] = {}
+    for s in flat.statements:
+        if s.output not in there:
+            rows.append(s)
+        elif s is not there[s.output]:
+            known[s.output], rows = [*rows, s], []
+    shapes, left = shapes_in(types), {s.output for s in flat.statements}
+    stages = dict(lowering.stages)
+    for stage in ("flat", "reduced", "defracted"):
+        whole = stages[stage].statements
+        statements = [m for s in whole if s.output in left for m in known.get(s.output, [s])]
+        if stage == "defracted":
+            statements = [s if s.output in there else defracted_form(s, shapes) for s in statements]
+        stages[stage] = replace(stages[stage], statements=tuple(statements))
+    return replace(lowering, stages=stages, types=types)
 
 
 def _within_readers(program: Program, selected: Collection[str], types: Types) -> Program:

@@ -298,7 +298,8 @@ class TileExtremaWriter(DistanceWriter):
             value = "acc" if t.value == t.read else self._value(t, names, block)
             if t.extremum:
                 tests.append(f"((acc == {block.spread(made[t.extremum], kept)}) | (acc != acc))")
-                value = f"tl.broadcast_to({block.variable(v)}, (BM, BN)).to({triton_type(dtype)})"
+                place = f"tl.broadcast_to({block.variable(v)}, (BM, BN)).to({triton_type(dtype)})"
+                value = "1.0" if s.aggregation == "sum" else place
             k.assign("value", where_text(tests, value, accumulator.identity_text))
             made[s.output] = k.names.fresh(python_name(s.output).lower())
             axis = block.axes.index(taken)

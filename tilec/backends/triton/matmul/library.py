@@ -35,18 +35,19 @@ from tilec.backends.triton.matmul.dot import (
     MatrixProduct,
     product_over,
 )
-from tilec.backends.triton.matmul.hopper.aligned_copies import UNALIGNED, reads_windows
+from tilec.backends.triton.matmul.hopper.aligned_copies import UNALIGNED, has_channels_last, reads_windows
+from tilec.backends.triton.matmul.hopper.configs import HALF_ROWS
 from tilec.backends.triton.matmul.hopper.steps import has_long_rows, hopper_steps
 from tilec.backends.triton.matmul.pack import rows_aligned
 from tilec.backends.triton.matmul.steps import repair_steps
 from tilec.backends.triton.plan.plan import Setting, Step, TorchLines
-from tilec.backends.triton.plan.sizes import Strides, contiguous, rounded_up
+from tilec.backends.triton.plan.sizes import SECTOR, Strides, contiguous, rounded_up
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import named_sizes
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import statement_type
 from tilec.ir.program import Access, Call, Expr, Index, Statement, index_variables, reads, substitute
-from tilec.ir.types import NARROW, TensorType, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.plain import is_plain_sum
 
 
@@ -71,7 +72,9 @@ def library_steps(
         *operands, made = call.lines
         lines = [*operands, *_in_own_precision(made, own_precision), *_stored(task.out)]
         first = replace(_step(task, lines, own_precision), gradient=call)
-        return [first, *repair_steps(product, flat, call.checked)] if call.checked else [first]
+        return (
+            [first, *repair_steps(product, flat, call.checked, _adds_in_order(c, product))] if call.checked else [first]
+        )
     sides = product.dot.left, product.dot.right
     if not product.is_plain or not all(len(side) == 1 and isinstance(side[0], Access) for side in sides):
         return None
@@ -79,6 +82,13 @@ def library_steps(
     if found is None or any(line.startswith(("for ", "if ", " ")) for line in found):
         return None
     return [_step(task, [*found, *_stored(task.out)])]
+
+
+def _adds_in_order(c: Convolution, product: MatrixProduct) -> bool:
+    """Whether a library adds up the products of an element alone, and zeros outside of an image: in 16 bits where
+    channels lie last, windows side by side. Other methods (Winograd's) bring an infinity to its neighbours."""
+    apart = c.written == OUTPUT or (c.written == INPUT and all(s.stride == 1 for s in c.spatial))
+    return apart and product.dot.dtype in NARROW and has_channels_last(product)
 
 
 def joint_gradients(a: TorchLines, b: TorchLines) -> TorchLines | None:
@@ -189,9 +199,9 @@ def mostly_padding(product: MatrixProduct) -> bool:
 
 SMALL_RESULT = 64  # of the elements that a result is made of, one in so many
 FEW_COLUMNS = 64  # of a kernel gradient, up to which torch's is faster than ours split over programs
-CHANNELS, MOST_EMPTY = 64, 2  # channels of a box; what boxes may compute beside what is asked for, at most
-LIBRARY_CHANNELS, EMPTIER = 32, 1.15  # those of a library's; what ours may compute beside what its do, at most
-FILLED_CHANNELS = 1.1  # channels of those tiles over those that there are, where it is as fast as that
+CHANNELS = 64  # of a box
+LIBRARY_CHANNELS, LIBRARY_COLUMNS = 32, 128  # channels that are summed, and of a result, of a library's tiles
+EMPTIER = 1.15  # what ours may compute beside what its do, at most
 SHORT_ROWS = 64  # elements of a result's last axis, below which Hopper's kernels store next to nothing at a time
 
 
@@ -278,6 +288,7 @@ SIGNAL_WINDOW = 64  # of one longer than half of the input
 FEW_PRODUCTS = 16  # of an element of a library's convolution, up to which ours are faster
 LONGEST_DILATED = 32  # of a library's window whose elements are some apart
 LONGEST_APART = 9  # of a library's windows that do not meet
+FEW_CHANNELS = 4  # of a float32 image, up to which ours add its gradient up term by term
 
 
 def _slow(c: Convolution, dtype: str) -> bool:
@@ -287,7 +298,8 @@ def _slow(c: Convolution, dtype: str) -> bool:
     signals: a Toeplitz matrix of 2048 rows takes 36 times as long as eager's, a ramp filter of 256 places 1464 us; nor
     for patches, whose windows do not meet; and none worth their time for groups that sum over a window alone
     (templates, one an image), nor for long windows of elements some apart, which strided windows of a signal are with
-    kernel and output exchanged."""
+    kernel and output exchanged. Images of a few float32 channels are its own: a stem of 7 x 7 takes it 178 us, classes
+    some 1500 (8 x 224 x 224, H200)."""
     if any(abs(s.step) > 1 and _extent(c, s) > LONGEST_DILATED for s in c.spatial):
         return True
     if c.written != INPUT:
@@ -302,6 +314,8 @@ def _slow(c: Convolution, dtype: str) -> bool:
     if too_long or all(stride == 1 for stride, _ in extents):
         return too_long
     apart = places > LONGEST_APART and all(stride >= n for stride, n in extents)
+    if dtype == "float32" and not apart and not grouped and _image_channels(c) <= FEW_CHANNELS:
+        return False
     rows_last = len(c.operands[INPUT].shape) - 1 in [s.axes[INPUT] for s in c.spatial]
     return apart or grouped or not rows_last or dtype not in NARROW
 
@@ -316,6 +330,11 @@ def _has_few_terms(c: Convolution, dtype: str) -> bool:
     terms = [axes[KERNEL] for axes in c.bare.values() if axes[INPUT] is not None and axes[OUTPUT] is None]
     rows_last = len(c.operands[INPUT].shape) - 1 in [s.axes[INPUT] for s in c.spatial]
     return rows_last and math.prod(axis_size(kernel, axis) for axis in (*terms, *spatial)) <= FEW_PRODUCTS
+
+
+def _image_channels(c: Convolution) -> int:
+    axes = [axes[INPUT] for axes in c.bare.values() if axes[INPUT] is not None and axes[OUTPUT] is None]
+    return math.prod(axis_size(c.operands[INPUT], axis) for axis in axes)
 
 
 def _extent(c: Convolution, s: Spatial) -> int:
@@ -350,21 +369,22 @@ def ours_is_faster(product: MatrixProduct, setting: Setting) -> bool:
 
 
 def _emptier(product: MatrixProduct) -> bool:
-    """Whether tiles compute much more than is asked for, or than a library's, which take half as many channels at a
-    time where these hold those that are summed."""
-    s = product.space.statement
+    """Whether tiles compute much more than a library's, which take half as many channels at a time of those that are
+    summed, and twice as many of a result."""
+    s, size = product.space.statement, ITEM_BYTES[product.dot.dtype]
     tensors = {Access(s.output, s.index or ()), *product.accesses()}
     inner = {
         linear(e).bare for a in tensors for e, n in zip(a.index, product.view.strides[a.tensor], strict=True) if n == 1
     }
-    counts = {v: n for v in inner if v is not None and (n := product.space.largest(v)) > 1}
-
-    def computed(channels: int) -> float:
-        return math.prod(rounded_up(n, channels) / n for n in counts.values())
-
-    summed = [n for v, n in counts.items() if v in product.dot.summed]
-    halves = all(rounded_up(n, LIBRARY_CHANNELS) <= FILLED_CHANNELS * n for n in summed)
-    return computed(CHANNELS) > (min(MOST_EMPTY, EMPTIER * computed(LIBRARY_CHANNELS)) if halves else MOST_EMPTY)
+    more = 1.0
+    for v in sorted(filter(None, inner)):
+        n, summed = product.space.largest(v), v in product.dot.summed
+        if n < 2:
+            continue
+        halves = summed and CHANNELS < n and 0 < n % CHANNELS <= CHANNELS // 2 and n * size % SECTOR == 0
+        own = rounded_up(n, CHANNELS // 2) * HALF_ROWS if halves else rounded_up(n, CHANNELS)
+        more *= own / rounded_up(n, LIBRARY_CHANNELS if summed else LIBRARY_COLUMNS)
+    return more > EMPTIER
 
 
 def _stores_vectors(product: MatrixProduct, setting: Setting) -> bool:

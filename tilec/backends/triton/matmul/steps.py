@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tilec.backends.common.domain import Condition
 from tilec.backends.common.pairs import LEAST
 from tilec.backends.triton.emit.accumulate import Accumulator
-from tilec.backends.triton.emit.kernel import Scope, triton_type
+from tilec.backends.triton.emit.kernel import Scope, all_text, triton_type
 from tilec.backends.triton.matmul.blocks import Config, choose_config
 from tilec.backends.triton.matmul.dot import MEMORY_BYTES, MatrixProduct, dot_is_whole
 from tilec.backends.triton.matmul.kernel import PRECISION, SOME_NOT_FINITE, WITHIN, DotTask, DotWriter
-from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
+from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Setting, Step
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.pointwise.pointwise import combine_parts, unwritten
 from tilec.cost import size_in_bytes
+from tilec.ir.index import Affine
 from tilec.ir.program import Statement
 from tilec.ir.symbolic import is_symbolic
 
@@ -68,19 +71,24 @@ def launched(writer: DotWriter, flat: Statement, parts: int = 1) -> list[Step]:
     return writer.kernel.launches(grid, config.warps, config.stages, flat, *writer.epilogue)
 
 
-def repair_steps(product: MatrixProduct, flat: Statement, causes: Sequence[str] = ()) -> list[Step]:
+def repair_steps(
+    product: MatrixProduct, flat: Statement, causes: Sequence[str] = (), borders: bool = False
+) -> list[Step]:
     """A launch that computes again, exactly, the blocks of a finished output that hold anything not finite. `causes`:
-    all tensors that could be what made them so wrongly, if these are known."""
+    all tensors that could be what made them so wrongly, if these are known. `borders`: none but elements of which some
+    points lie outside can be wrong."""
     rows, columns, _ = product.counts
-    elements, block = rows * columns * product.repeated, REPAIRED
-    while not is_symbolic(elements) and block > FEWEST_REPAIRED and elements < FOUR_A_MULTIPROCESSOR * block:
+    inside = _inside(product) if borders else ()
+    elements, block = rows * columns * product.repeated, 8 * REPAIRED if inside else REPAIRED
+    programs = TWO_A_MULTIPROCESSOR if inside else FOUR_A_MULTIPROCESSOR
+    while not is_symbolic(elements) and block > FEWEST_REPAIRED and elements < programs * block:
         block //= 2
     bn = min(64, power_of_two(columns))
     bm = min(block // bn, power_of_two(rows))
     bn = min(block // bm, power_of_two(columns))
     cause = _cause(product, causes)
-    config = Config(bm, bn, LEAST, 4 if cause is None else CAUSE_WARPS, 1)
-    steps = launched(RepairWriter(DotTask(product, "ieee", config), cause), flat)
+    config = Config(bm, bn, LEAST, CAUSE_WARPS if cause is not None or block > REPAIRED else 4, 1)
+    steps = launched(RepairWriter(DotTask(product, "ieee", config), cause, inside), flat)
     return [replace(s, horizontal=cause is None) if isinstance(s, Launch) else s for s in steps]
 
 
@@ -97,17 +105,36 @@ def _cause(product: MatrixProduct, causes: Sequence[str]) -> str | None:
     return cause if 0 < looked_at < size_in_bytes(types[output]) / MEMORY_BYTES else None
 
 
+def _inside(product: MatrixProduct) -> tuple[Condition, ...]:
+    """What holds of exactly the elements all of whose points lie inside; empty where forms of bare variables do not say
+    it."""
+    dot, space = product.dot, product.space
+    zeros = [z for z in (*dot.zero_left, *dot.zero_right) if isinstance(z, Condition) and z.form.is_affine]
+    if len(zeros) < len((*dot.zero_left, *dot.zero_right)) or not all(z.form.is_integral for z in zeros):
+        return ()
+    if len(space.classes) > 1:
+        return ()
+    low, extent, found = space.low[0], space.extent[0], list[Condition]()
+    for z, first in itertools.product(zeros, (True, False)):
+        coefficients = {v: c for v in z.form.variables() if v in dot.summed and (c := z.form.coefficient(v))}
+        ends = {v: low[v] + (0 if (c > 0) == first else extent[v] - 1) for v, c in coefficients.items()}
+        form = z.form.substitute({v: Affine.of((), end) for v, end in ends.items()})
+        found.append(replace(z, form=form))
+    return tuple(dict.fromkeys(found))
+
+
 class RepairWriter(DotWriter):
     """Computes the blocks of a finished output again that hold anything not finite. `cause`: the tensor that is not
-    finite then, where it is known. Each of a few programs looks at all of that, and at its blocks if it must."""
+    finite then, where it is known. Each of a few programs looks at all of that, and at its blocks if it must.
+    `inside`: what holds of elements that cannot be wrong, which are not looked at; none where it is empty."""
 
     suffix = "_repair"
     reads_vectors = False
     walk_block = str(LEAST)
 
-    def __init__(self, task: DotTask, cause: str | None = None):
+    def __init__(self, task: DotTask, cause: str | None = None, inside: Sequence[Condition] = ()):
         super().__init__(task)
-        self.cause = cause
+        self.cause, self.inside = cause, inside
         if cause is not None:
             dot = self.dot
             self.around = (frozenset((*dot.batch, *dot.rows, *dot.columns, "batch", "row", "col")),)
@@ -143,7 +170,10 @@ class RepairWriter(DotWriter):
     def _look_at_block(self, number: str = "") -> None:
         k, s = self.kernel, self.space.statement
         self._place(number)
-        value = f"tl.load({self._block(*self.around).element_address(s)}, mask={WITHIN}, other=0)"
+        frame = self._block(*self.around)
+        tests = frame.tests(self.inside)
+        looked_at = f"{WITHIN} & (({all_text(tests)}) ^ True)" if tests else WITHIN
+        value = f"tl.load({frame.element_address(s)}, mask={looked_at}, other=0)"
         k.assign("value", f"{value}.to({triton_type(self.accumulator.dtype)})")
         k.add(If(SOME_NOT_FINITE.format("value"), (self._recompute_rows(),)))
 

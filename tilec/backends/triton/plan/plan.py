@@ -268,6 +268,35 @@ class Plan:
         return found
 
 
+def allocates(plan: Plan, name: str) -> bool:
+    """Does a step only take memory for the tensor, and none makes it itself?"""
+    taken = [s for s in plan.steps if isinstance(s, Allocate) and s.tensor == name]
+    made = any(isinstance(s, TorchLines) and name in s.writes for s in plan.steps)
+    return not made and len(taken) == 1 and taken[0].fill is None
+
+
+def stored_bytes(plan: Plan, flat: Program, types: Mapping[str, TensorType]) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of each intermediate in memory, and of the workspaces of each statement, by output."""
+    outputs = {s.output for s in flat.statements}
+    own: dict[str, int] = {}
+    work: dict[str, int] = {}
+    for step in plan.steps:
+        made = {}
+        if isinstance(step, Allocate):
+            made = {step.tensor: size_in_bytes(TensorType(step.shape, step.dtype))}
+        elif isinstance(step, TorchLines):
+            made = {n: size_in_bytes(types[n]) for n in step.writes if n in types}
+        for name, size in made.items():
+            if name in flat.outputs:
+                continue
+            if name in outputs:
+                own[name] = size
+            else:
+                statement = owner(name)
+                work[statement] = work.get(statement, 0) + size
+    return own, work
+
+
 def temporary_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
     """The most bytes that intermediates and workspaces take at a time. `types` of what no step allocates."""
     alive: dict[str, int] = {}

@@ -21,9 +21,10 @@ from tilec.backends.triton.emit.epilogue import as_read, finish
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import Axis, Kernel, all_text, triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars
+from tilec.backends.triton.emit.sines import adds_sines
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.plan.lines import ForLoop, assign
+from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.reduction_walk import as_memory_runs, blocks_of, combining, points_of
@@ -40,13 +41,10 @@ from tilec.backends.triton.pointwise.taps import TapWriter, tap_sums
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.pointwise.windows import (
-    SUM_WORDS,
     RegisterBlock,
     RegisterBlockWriter,
-    block_places,
     choose_register_block,
     is_small_window,
-    registers_of,
 )
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, value_accesses
 from tilec.ir.types import TensorType, Types
@@ -71,15 +69,6 @@ def shareable_form(space: Space, view: StridedView) -> PointwiseTiling | Registe
         return None if tap_sums(space, view) is not None else tiling
     block = choose_register_block(space, view)
     return block or (None if choose_residues(space, view) is not None else tiling)
-
-
-def fits_registers(form: PointwiseTiling | RegisterBlock, statements: Sequence[Statement], types: Types) -> bool:
-    """Whether a thread can hold the running values of aggregations in one kernel."""
-    if isinstance(form, RegisterBlock):
-        elements, threads = form.count * block_places(statements, types, form.count), 128
-    else:
-        elements, threads = math.prod(size for _, size in form.axes) * (form.reduction or 1), 32 * form.warps
-    return registers_of(statements, types) * elements <= SUM_WORDS * threads
 
 
 def pointwise(
@@ -254,38 +243,49 @@ class _Writer:
         k, tiling, axes = self.k, self.tiling, self.axes
         s, body = k.space.statement, k.scopes[0].lines
         tiled, lanes = tiling.reduction is not None, tiling.lanes
-        tails = tests_of_reads(self.space, *tiling.axes[1], self.tails) if tiling.outer else self.tails
-        walk = (blocks_of if tiled else points_of)(k, axes, tails, self.reductions, tiling)
         dimensions = [*(a.block for a in axes), *(["BR"] if tiled else [])] if lanes is None else ["BM", "BR", "BN"]
         shape = tuple_text(dimensions)
-
-        def write(step: int) -> int:
-            frame = walk.enter(step)
-            return [self._term(frame, r.space, a) for r, a in zip(self.results, self.accumulators, strict=True)][0]
-
-        lines = reads_first(k, walk.steps, write)
         wants_reached = s.default is not None
         alone = tiling.outer and not whole_blocks(k.space)
+        k.or_nan = not wants_reached and all(adds_sines(r.space.statement) for r in self.results)
+        loops = self._loops()
         if alone:
             body.append(assign("zeros", f"tl.load({self._first_place()}, other=0)"))
-        for accumulator in self.accumulators:
-            body += accumulator.start(shape, "zeros" if alone else None)
+        started = [line for a in self.accumulators for line in a.start(shape, "zeros" if alone else None)]
+        if k.or_nan:
+            k.or_nan = False
+            finite = " & ".join(f"({name} - {name} == 0)" for a in self.accumulators for name in a.state)
+            loops.append(If(f"tl.min(({finite}).to(tl.int32)) == 0", (*started, *self._loops())))
+        body += started
         if wants_reached:
             body.append(assign("reached", f"tl.full({shape}, False, tl.int1)"))
-        body += walk.before
-        for loops in reversed(walk.loops):
-            for counter, over in reversed(loops):
-                lines = [ForLoop(counter, over, tuple(lines))]
-            lines = [*(k.scopes.pop().lines if len(k.scopes) > 1 else ()), *lines]
-        body += lines
-        for before, over in () if walk.rest is None else (walk.rest,):
-            body += [*before, *(replace(x, over=over) for x in lines if isinstance(x, ForLoop))]
+        body += loops
         for accumulator in self.accumulators:
             body += accumulator.reduce(1) if lanes is not None else ()
             body += accumulator.reduce(len(axes)) if tiled else ()
         if tiled and wants_reached:
             body.append(assign("reached", f"tl.reduce(reached, {len(axes)}, or_)"))
         return "reached" if wants_reached else None
+
+    def _loops(self) -> list[CodeLine]:
+        """Lines that walk what is summed, and add it up."""
+        k, tiling = self.k, self.tiling
+        tails = tests_of_reads(self.space, *tiling.axes[1], self.tails) if tiling.outer else self.tails
+        walk = (points_of if tiling.reduction is None else blocks_of)(k, self.axes, tails, self.reductions, tiling)
+
+        def write(step: int) -> int:
+            frame = walk.enter(step)
+            return [self._term(frame, r.space, a) for r, a in zip(self.results, self.accumulators, strict=True)][0]
+
+        lines = reads_first(k, walk.steps, write)
+        for loops in reversed(walk.loops):
+            for counter, over in reversed(loops):
+                lines = [ForLoop(counter, over, tuple(lines))]
+            lines = [*(k.scopes.pop().lines if len(k.scopes) > 1 else ()), *lines]
+        found = [*walk.before, *lines]
+        for before, over in () if walk.rest is None else (walk.rest,):
+            found += [*before, *(replace(x, over=over) for x in lines if isinstance(x, ForLoop))]
+        return found
 
     def _first_place(self) -> str:
         """The places of the first result's block, and a mask that says of none that it is read."""

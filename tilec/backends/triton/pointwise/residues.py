@@ -24,9 +24,21 @@ from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsK
 from tilec.backends.triton.pointwise.windows import RegisterBlockWriter, choose_register_block
 from tilec.errors import TileError
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
-from tilec.ir.program import Access, Call, Constraint, Expr, Index, Inside, Int, Statement, children, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Constraint,
+    Expr,
+    Index,
+    Inside,
+    Int,
+    Statement,
+    children,
+    index_variables,
+    walk,
+)
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import NARROW, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 MOST_CLASS_ELEMENTS = 16  # that a program writes for each place of its block
@@ -35,6 +47,7 @@ LEAST_PROGRAMS = MULTIPROCESSORS  # fewer, and some multiprocessors have none
 CLASS_BLOCK = 1024  # places of a block, for up to eight elements each
 LEAST_COLUMNS = 24
 CLASS_COLUMNS, SINGLE_BLOCK = 64, 512  # of a block; places of one whose columns are two variables, of odd channels
+REPEATED_VECTOR, REPEATED_BLOCK = 4, 512
 MOST_TESTED = 4  # values of a variable that conditions tell apart
 JOINED = (2, 4)  # neighbours in memory that are joined in registers before they are stored
 
@@ -55,12 +68,60 @@ def unrolled_outputs(result: Computed, view: StridedView) -> OutputsKernel | Non
     block = choose_register_block(result.space, view)
     if block is not None:
         return RegisterBlockWriter(block, (result,), view)
-    residues = choose_residues(result.space, view)
-    return None if residues is None else ResidueWriter(residues, result, view)
+    repeated = _repeated_beside(result.space, view)
+    for space, columns in (*([] if repeated is None else [repeated]), (result.space, 0)):
+        residues = choose_residues(space, view, columns)
+        if residues is not None:
+            return ResidueWriter(residues, replace(result, space=space), view, columns)
+    return None
 
 
-def choose_residues(space: Space, view: StridedView) -> Residues | None:
-    """The residue classes of an output with more than one, where a program can take them all; None elsewhere."""
+def _repeated_beside(space: Space, view: StridedView) -> tuple[Space, int] | None:
+    """The space where elements that are read at one place, of all `i` of `O[.., n*x + i, c]` or of all x with one
+    `(x - x % n) / n`, count as places that follow each other in memory, and how many variables do: of odd channels in
+    16 bits these are stored in whole vectors then, at the price of a load for each. None where there are none."""
+    s = space.statement
+    if len(space.classes) != 1 or len(space.rows) < 2 or len(space.outputs) < 2:
+        return None
+    last, stored, strides = space.outputs[-1], view.types[s.output], view.strides[s.output]
+    if stored.dtype not in NARROW or space.rows[-1].bare != last:
+        return None
+    row_bytes = space.largest(last) * ITEM_BYTES[stored.dtype]
+    if is_symbolic(row_bytes) or row_bytes % REPEATED_VECTOR == 0:
+        return None
+    row, others = space.rows[-2], {v for other in space.rows[:-2] for v in other.variables()}
+    if strides[-2] != space.largest(last) * strides[-1] or others & {*row.variables()}:
+        return None
+    if (v := row.bare) is not None:
+        return (space, 2) if v == space.outputs[-2] and _read_at_one_place(space, v, view.types) else None
+    beside = [v for v in row.variables() if v in space.steps]
+    along = [v for v in row.variables() if v not in space.steps]
+    if len(beside) != 1 or len(along) != 1 or any(beside[0] in index_variables(*a.index) for a in _reads_of(s)):
+        return None
+    (v,), (w,) = beside, along
+    if row != Affine.of([(Index(v), 1), (Index(w), space.extent[0][v])]):
+        return None
+    rest = tuple(x for x in space.outputs if x not in (v, w, last))
+    return replace(space, outputs=(*rest, w, v, last), steps=space.steps - {v}), 3
+
+
+def _reads_of(s: Statement) -> list[Access]:
+    return [a for e in s.roots for a in _reads(e)]
+
+
+def _read_at_one_place(space: Space, v: str, types: Types) -> bool:
+    """Whether all values of a variable that follow each other, up to where its formulas repeat, read the same."""
+    s, n = space.statement, period(space.statement, v)
+    if not 1 < n <= MOST_CLASS_ELEMENTS or space.low[0][v] != 0:
+        return False
+    box = replace(space, extent=({**space.extent[0], v: -(-space.extent[0][v] // n)},)).box(0)
+    at = (substitute_affine(s, {v: Affine.variable(v, n) + u}) for u in range(n))
+    return len({frozenset(_reads_of(_resolved(x, box, types))) for x in at}) == 1
+
+
+def choose_residues(space: Space, view: StridedView, beside: int = 0) -> Residues | None:
+    """The residue classes of an output with more than one, where a program can take them all; None elsewhere. `beside`:
+    how many of the last variables count places that are read, and stored, one by one."""
     s = space.statement
     every = [v for v in space.outputs if space.largest(v) > 1]
     outputs = [v for v in every if v not in space.steps]
@@ -68,7 +129,7 @@ def choose_residues(space: Space, view: StridedView) -> Residues | None:
         return None
     classes = {*space.residues, *space.steps}
     known = len(space.classes) * math.prod(space.extent[0][v] for v in space.steps)
-    counts = {v: _texts(space, v) for v in outputs} if known == 1 else {}
+    counts = {v: _texts(space, v) for v in outputs[: len(outputs) - beside]} if known == 1 else {}
     joined = counts.pop(outputs[-1], 1)
     joined = joined if joined in JOINED else 1
     columns = [v for v in outputs if v != outputs[-1] or joined < space.largest(v)]
@@ -84,7 +145,7 @@ def choose_residues(space: Space, view: StridedView) -> Residues | None:
     periods |= {last: joined} if joined > 1 and not mixed else {}
     elements = known * math.prod(periods.values())
     points = sum(math.prod(e[v] for v in space.reductions) for e in space.extent) * elements // len(space.classes)
-    if not 1 < elements <= MOST_CLASS_ELEMENTS or points > MOST_CLASS_POINTS:
+    if not (1 if beside else 2) <= elements <= MOST_CLASS_ELEMENTS or points > MOST_CLASS_POINTS:
         return None
     if is_transposed(space, view, columns) or columns == outputs and not mixed and is_transposed(space, view, every):
         return None  # classes that lie beside each other in memory are read together, not one after the other
@@ -215,7 +276,7 @@ def _reads(e: Expr | None) -> list[Access]:
 class ResidueWriter(OutputsKernel):
     """The text of one such kernel; `found`: the classes."""
 
-    def __init__(self, found: Residues, result: Computed, view: StridedView):
+    def __init__(self, found: Residues, result: Computed, view: StridedView, beside: int = 0):
         made = class_elements(found, result.space, view.types)
         super().__init__(made.space, view, made.elements, (result,), exact=True)
         written = view.types[result.output]
@@ -225,9 +286,15 @@ class ResidueWriter(OutputsKernel):
         self.joined, self.last = made.joined, found.last
         self.points = made.points
         self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))
+        if beside:
+            both = (*self.rows, *self.columns)
+            self.rows, self.columns = both[:-beside], both[-beside:]
+            self.k.places_shared = True
+            self.fit(REPEATED_BLOCK, REPEATED_BLOCK)
+            return
         places, flat = _places(len(made.elements)), SINGLE_BLOCK if single else CLASS_BLOCK
-        beside = narrow and self.alone and not made.joined and (single or channels > CLASS_COLUMNS)
-        joined = beside and self.join_columns(CLASS_COLUMNS, flat)
+        joins = narrow and self.alone and not made.joined and (single or channels > CLASS_COLUMNS)
+        joined = joins and self.join_columns(CLASS_COLUMNS, flat)
         self.fit(*(flat, flat) if joined else (places, CLASS_COLUMNS))
 
     def results(self) -> list[str]:

@@ -14,7 +14,7 @@ from tilec.backends.triton.emit.contiguity import (
     transposed_sum,
     transposed_window,
 )
-from tilec.backends.triton.emit.scalar import BLOCKWISE
+from tilec.backends.triton.emit.sines import BLOCKWISE
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, TWO_A_MULTIPROCESSOR
@@ -94,7 +94,7 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
     if not reductions:
         turned = runs_across(space, view, outputs)
         tiling = _map_tiling(space, outputs, turned, _map_block(space, view))
-        found = _filled(_for_row_vectors(tiling, space, view), space)
+        found = _filled(_for_row_vectors(tiling, space, view), space, view)
         return found if turned or found.warps != tiling.warps else _joined(found, space, view, outputs)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
@@ -271,13 +271,15 @@ def _walked_variables(space: Space) -> list[set[str]]:
     return [many.intersection(index_variables(*a.index)) for a in set(value_accesses(space.statement))]
 
 
-def _filled(tiling: PointwiseTiling, space: Space) -> PointwiseTiling:
-    """The same with narrower blocks of more rows, where they fill what there is of columns better. Not where a tensor
-    has the block's columns alone: threads would read few elements of it at once."""
-    if len(tiling.axes) != 2 or any(own == {tiling.axes[1][0][-1]} for own in _walked_variables(space)):
+def _filled(tiling: PointwiseTiling, space: Space, view: StridedView) -> PointwiseTiling:
+    """The same with narrower blocks of more rows, where they fill what there is of columns better. Where a tensor has
+    the block's columns alone, threads read as many elements of it at once as of the block."""
+    if len(tiling.axes) != 2:
         return tiling
     (rows, down), (last, bn) = tiling.axes
-    narrow = filled_block(space.largest(last[0]), bn, NARROWEST_FILLED)
+    shared = any(own == {last[-1]} for own in _walked_variables(space))
+    element = size_in_bytes(replace(view.types[space.statement.output], shape=()))
+    narrow = filled_block(space.largest(last[0]), bn, 32 * tiling.warps * 16 // element if shared else NARROWEST_FILLED)
     many = space.count(rows) >= down * (bn // narrow)
     return replace(tiling, axes=((rows, down * (bn // narrow)), (last, narrow))) if many else tiling
 

@@ -193,9 +193,12 @@ class OutputsKernel(UnrolledKernel):
     def launch(self) -> Launch:
         k, space = self.k, self.space
         k.assign("tile", k.program())
-        k.assign("across", f"tl.cdiv({k.count(self.columns)}, BN)")
+        end = k.count(self.columns)
+        if len(self.columns) > 1 and not k.int64_index:  # vectors need to know what it is divisible by
+            end = k.number(("count", self.columns), "n_col", space.count(self.columns))
+        k.assign("across", f"tl.cdiv({end}, BN)")
         self.axis("row", "(tile // across) * BM", self.rows, "BM")
-        self.axis("col", "(tile % across) * BN", self.columns, "BN")
+        self.axis("col", "(tile % across) * BN", self.columns, "BN", end)
         self.bind_single((*space.outputs, *space.reductions))
         self.stores(self.results())
         rows, columns = k.constants["BM"], k.constants["BN"]

@@ -8,6 +8,7 @@ have in common (`shared_sums`) come first in each step, with a barrier or in a l
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from tilec.backends.triton.emit.frame import free_of
 from tilec.backends.triton.emit.kernel import Axis, Kernel, Scope, all_text, triton_type
 from tilec.backends.triton.emit.scalar import compute_dtype_of
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.lines import BARRIER, WhileLoop, assign
+from tilec.backends.triton.plan.lines import BARRIER, CodeLine, StoreLine, WhileLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous_strides, power_of_two
 from tilec.backends.triton.recurrence.shared_sums import (
@@ -156,7 +157,50 @@ def _launched(s: SharedSum, sharing: Sharing, blocks: Blocks) -> tuple[SharedSum
     return s, replace(blocks, lanes=lanes, warps=_block_warps(lanes, points, 1024 * lanes))
 
 
-class _Sweep(StepWriter):
+class TimeWalk(StepWriter):
+    """Steps one after the other in a loop."""
+
+    @abstractmethod
+    def step_frame(self, *inner: frozenset[str]) -> StepFrame:
+        """The frame of a step, in the loop or before it."""
+
+    @abstractmethod
+    def compute(self, frame: StepFrame) -> None:
+        """The lines that compute a step and store it."""
+
+    def between(self) -> list[CodeLine]:
+        """Lines between two steps."""
+        return []
+
+    def through(self, accesses: Sequence[Access], ahead: int, steps: int = 1) -> None:
+        """The loop over time, in rounds of steps. What is read at `accesses` is loaded so many steps before."""
+        k, n, moving = self.kernel, self.loop.steps, frozenset((self.loop.time,))
+        waiting = self.waiting(self.step_frame(), accesses, ahead)
+        for u, names in enumerate(waiting):
+            self.let({names[a]: text for a, text in self._loads(accesses, Moment(str(u))).items()})
+        k.scopes.append(Scope())
+        coming = [self._loads(accesses, Moment("at_step", ahead + u), moving) for u in range(steps)]
+        for u in range(steps):
+            running = self.moment(Moment("at_step", u), not u or n % steps == 0)
+            frame = self.step_frame(moving)
+            frame.loaded, frame.running = dict(waiting[u]), running
+            self.compute(frame)
+        for old, new in zip(waiting, [*waiting[steps:], *coming], strict=True):
+            self.let({name: new[a] for a, name in old.items()})
+        k.add(*self.between())
+        k.close("at_step", f"range(0, {k.extent(self.loop.time)}{f', {steps}' if steps > 1 else ''})")
+
+    def _loads(self, accesses: Sequence[Access], moment: Moment, *inner: frozenset[str]) -> dict[Access, str]:
+        """Names of what the step of that number reads, if there is one."""
+        running = self.moment(moment, False)
+        frame = self.step_frame(*inner)
+        frame.running = running
+        for a in accesses:
+            frame.loaded[a] = frame.read(a, None)
+        return frame.loaded
+
+
+class _Sweep(TimeWalk):
     """Of all that a step computes; stepwise of a shared sum alone, or of the states."""
 
     def __init__(
@@ -179,16 +223,19 @@ class _Sweep(StepWriter):
             self._in_turn()
         elif blocks.span <= blocks.lanes:
             self._lanes("tl.arange(0, BM)")
-            self._through()
+            accesses = [a for a in step_inputs(loop, loop.roots, lambda e: False) if loop.time in free_of(a)]
+            accesses = [a for a in accesses if not any(gathered(linear(i)) for i in a.index)]
+            self.through(accesses, max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), loop.steps)))
         else:
             self.kernel.scopes.append(Scope())
             self.moment(Moment("at_step"), True)
             self.kernel.scopes.append(Scope())
             self._lanes("lanes_at + tl.arange(0, BM)")
             inner = frozenset(("row", "lane", *loop.lanes))
-            self._step(self._frame(self.moving, inner))
+            self.compute(self.step_frame(self.moving, inner))
             self.kernel.close("lanes_at", f"range(0, {self._span()}, BM)")
-            self._next()
+            self.kernel.add(*self.between())
+            self.kernel.close("at_step", f"range(0, {self.kernel.extent(loop.time)})")
         launch = self._launch(self.programs)
         if not blocks.cooperative:
             return [launch]
@@ -201,7 +248,7 @@ class _Sweep(StepWriter):
         self.moment(Moment(counter), True)
         variables = self._order() if self.part is None else self.part.variables
         self._decode(f"{self.program} * BM + tl.arange(0, BM)", variables, [])
-        self._computed(self.part, self._frame())
+        self._computed(self.part, self.step_frame())
         programs = -(-self.loop.count(variables) // self.tiling.lanes)
         return self._launch(programs), counter
 
@@ -216,7 +263,7 @@ class _Sweep(StepWriter):
         for phase, parts in enumerate(phases):
             for part in parts:
                 self._own_part(part, blocks)
-            self._wait(phase, len(phases))
+            k.add(*self._waits(phase, len(phases)))
         k.close("at_step", f"range(0, {k.extent(self.loop.time)})")
 
     def _own_part(self, part: SharedSum | None, blocks: Blocks) -> None:
@@ -242,40 +289,11 @@ class _Sweep(StepWriter):
         lines.lines.append(assign(tail, f"({lane} < {own}) & ({axis} < {total})"))
         k.decode(Axis(axis, tuple(variables), block), depth)
         inner = [self.moving] if whole else [self.moving, frozenset((axis, lane, *variables))]
-        self._computed(part, self._frame(*inner, axis=axis, tail=tail))
+        self._computed(part, self.step_frame(*inner, axis=axis, tail=tail))
         if not whole:
             k.close(first, f"range(0, {own}, {block})")
 
-    def _through(self) -> None:
-        """The loop over time for lanes in one block. What a step reads of other tensors, sums aside, is loaded a few
-        steps before."""
-        k, loop = self.kernel, self.loop
-        accesses = [a for a in step_inputs(loop, loop.roots, lambda e: False) if loop.time in free_of(a)]
-        accesses = [a for a in accesses if not any(gathered(linear(i)) for i in a.index)]
-        ahead = max(1, min(AHEAD, MOST_WAITING // max(len(accesses), 1), loop.steps))
-        waiting = self.waiting(self._frame(), accesses, ahead)
-        for u, names in enumerate(waiting):
-            self.let({names[a]: text for a, text in self._loads(accesses, Moment(str(u))).items()})
-        k.scopes.append(Scope())
-        coming = self._loads(accesses, Moment("at_step", ahead), self.moving)
-        self.moment(Moment("at_step"), True)
-        frame = self._frame(self.moving)
-        frame.loaded = dict(waiting[0])
-        self._step(frame)
-        for old, new in zip(waiting, [*waiting[1:], coming], strict=True):
-            self.let({name: new[a] for a, name in old.items()})
-        self._next()
-
-    def _loads(self, accesses: Sequence[Access], moment: Moment, *inner: frozenset[str]) -> dict[Access, str]:
-        """Names of what the step of that number reads, if there is one."""
-        running = self.moment(moment, False)
-        frame = self._frame(*inner)
-        frame.running = running
-        for a in accesses:
-            frame.loaded[a] = frame.read(a, None)
-        return frame.loaded
-
-    def _frame(self, *inner: frozenset[str], axis: str = "row", tail: str = "row_in") -> StepFrame:
+    def step_frame(self, *inner: frozenset[str], axis: str = "row", tail: str = "row_in") -> StepFrame:
         frame = self.frame([axis], {axis: tail}, inner, None)
         if self.tiling.cooperative:  # what other multiprocessors have stored is not in this one's cache
             frame.shared = ', cache_modifier=".cg"'
@@ -284,7 +302,7 @@ class _Sweep(StepWriter):
     def _computed(self, part: SharedSum | None, frame: StepFrame) -> None:
         """The lines that compute and store a part of a step."""
         if part is None:
-            return self._step(frame)
+            return self.compute(frame)
         k, s = self.kernel, part.statement
         dtype, block = self.loop.types[s.output].dtype, self.blocks[frame.axes[0]]
         code = self.evaluator(frame, (s.body,), k.constants[block]).text(s.body, compute_dtype_of(dtype))
@@ -292,25 +310,23 @@ class _Sweep(StepWriter):
         mask = f"tl.broadcast_to({all_text(frame.store_tests())}, ({block},))"
         k.store(frame.element_address(s), f"tl.broadcast_to({value}, ({block},))", mask)
 
-    def _step(self, frame: StepFrame) -> None:
+    def compute(self, frame: StepFrame) -> None:
         code, compute_dtype = self.element(frame, self.tiling.lanes)
         self.kernel.assign("result", code)
         self.store(frame, "tl.broadcast_to(result, (BM,))", compute_dtype)
 
-    def _next(self) -> None:
-        """End the loop over time: what a step has stored, the next one reads."""
-        self._wait(0, 1)
-        self.kernel.close("at_step", f"range(0, {self.kernel.extent(self.loop.time)})")
+    def between(self) -> list[CodeLine]:
+        return self._waits(0, 1)
 
-    def _wait(self, phase: int, phases: int) -> None:
-        """Wait until all lanes have come to the end of that phase of a step."""
-        self.kernel.add(BARRIER)
-        if self.tiling.cooperative:
-            arrived = self.kernel.pointer(self.arrived)
-            self.kernel.store(arrived, "1", call="atomic_add", how=', sem="release"')
-            passed = "at_step + 1" if phases == 1 else f"at_step * {phases} + {phase + 1}"
-            self.kernel.add(WhileLoop(f'tl.atomic_add({arrived}, 0, sem="acquire") < ({passed}) * tl.num_programs(0)'))
-            self.kernel.add(BARRIER)
+    def _waits(self, phase: int, phases: int) -> list[CodeLine]:
+        """Lines that wait until all lanes have come to the end of that phase of a step."""
+        if not self.tiling.cooperative:
+            return [BARRIER]
+        arrived = self.kernel.pointer(self.arrived)
+        counted = StoreLine(arrived, "1", None, "atomic_add", ', sem="release"')
+        passed = "at_step + 1" if phases == 1 else f"at_step * {phases} + {phase + 1}"
+        wait = WhileLoop(f'tl.atomic_add({arrived}, 0, sem="acquire") < ({passed}) * tl.num_programs(0)')
+        return [BARRIER, counted, wait, BARRIER]
 
     # lanes
 

@@ -31,7 +31,7 @@ from tilec.ir.program import (
     self_reads,
     walk,
 )
-from tilec.ir.types import TensorType, is_floating, shapes_in
+from tilec.ir.types import TensorType, Types, is_floating, shapes_in
 from tilec.lattice.sets import bounds
 from tilec.transforms.util.plain import is_pure
 from tilec.transforms.util.rewrite import with_parts
@@ -49,6 +49,42 @@ def find_recurrence_epilogue(flat: Program, place: int, types: Mapping[str, Tens
     there = {*flat.input_names(), *(b.output for b in flat.statements[:place])}
     later = flat.statements[place + 1 :]
     return tuple(r for r in later if s.output in reads(r) and _joins(r, s, there, types))[:MOST_EPILOGUES]
+
+
+def find_sums(flat: Program, place: int, types: Types, time: str) -> dict[str, Statement]:
+    """Statements that add up what they make of each time's states, by name, and those of the states of one time, which
+    their guard says; over the variables of the recurrence at that place, whose steps `time` counts."""
+    s = flat.statements[place]
+    there = {*flat.input_names(), *(b.output for b in flat.statements[:place])}
+    found: dict[str, Statement] = {}
+    for r in flat.statements[place + 1 :]:
+        read, index = _place_read(r, s) if s.output in reads(r) else None, distinct_variables(r.index)
+        if read is None or index is None or r.aggregation not in ("assign", "sum") or not is_pure(r):
+            continue
+        axes = list(zip(map(linear, read), map(linear, s.index or ()), types[s.output].shape, strict=True))
+        at = next((place for place, own, _ in axes if own.bare == time), None)
+        if at is None:
+            continue
+        moving = [(place - place.constant, own, n) for place, own, n in axes if own.bare != time or place.terms]
+        names = distinct_variables([place.to_expr() for place, _, _ in moving])
+        plain = r.default is None and not any(isinstance(e, Aggregate) for e in walk(*r.roots))
+        most = MOST_EPILOGUE_OPERATORS if at.terms else MOST_PINNED_OPERATORS
+        if names is None or not plain or sum(isinstance(e, Call) for e in walk(*r.roots)) > most:
+            continue
+        own = {v: form for v, (_, form, _) in zip(names, moving, strict=True)}
+        sizes = {v: n for v, (_, _, n) in zip(names, moving, strict=True)}
+        whole = types[r.output].shape == tuple(sizes.get(v) for v in index) and is_floating(types[r.output].dtype)
+        used = {*index_variables(*r.roots, *(c.expr for c in r.constraints))}
+        if not whole or not used <= {*names} or not {*reads(r)} <= {*there, s.output}:
+            continue
+        timed = any(own[v].bare == time for v in index)
+        if at.terms and timed:
+            found[r.output] = substitute_affine(r, own)
+        elif not at.terms and at.is_integral and r.guard is None and len(index) == len(names):
+            r = substitute_affine(r, own)
+            now = {Access(s.output, _place_read(r, s) or ()): Access(s.output, s.index or ())}
+            found[r.output] = replace(r, body=with_parts(r.body, now), guard=Call("eq", (Index(time), at.to_expr())))
+    return found
 
 
 def times_read(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
-from tilec.ir.functions import ONE, ZERO, all_of, draws
+from tilec.ir.functions import ONE, ZERO, all_of, draws, operands_of
 from tilec.ir.index import distinct_variables, linear, replace_indices
 from tilec.ir.infer import expression_type
 from tilec.ir.program import (
@@ -30,17 +30,20 @@ from tilec.ir.program import (
     accesses_in,
     index_variables,
     map_values,
+    reads,
     reads_itself,
     rebuild,
     walk,
 )
-from tilec.ir.types import NARROW, TensorType, Types
+from tilec.ir.types import NARROW, TensorType, Types, is_floating
 from tilec.transforms.simplify.keep_variables import as_conditions
 from tilec.transforms.simplify.simplify import fold, is_bool, truth
 from tilec.transforms.util.naming import all_variables, fresh_variable
 from tilec.transforms.util.plain import is_pure
+from tilec.transforms.util.rewrite import with_parts
 
 MOST_PLACES = 2  # at which a recurrence may read what is computed at each of them anew
+MUCH_LARGER = 4  # times the elements that it is made of, what a step computes again
 MOST_OPERATORS = 120  # of a recurrence with everything that is written into it
 
 
@@ -55,7 +58,26 @@ def fuse_step_inputs(flat: Program, types: Types) -> tuple[Program, Types]:
             types = {**types, **{t.output: _without_numbers(producer, types) for t in left}}
             changed = {producer: left, recurrence: (combined,)}
             flat = replace(flat, statements=tuple(t for s in flat.statements for t in changed.get(s, (s,))))
-    return flat, types
+    return _with_early_sums(flat), types
+
+
+def _with_early_sums(program: Program) -> Program:
+    """The program with what is read beside a recurrence's states, and does not depend on them, before it."""
+    for s in program.statements:
+        if not reads_itself(s):
+            continue
+        place, after, wanted = program.statements.index(s), {s.output}, set[str]()
+        for r in program.statements[place + 1 :]:
+            wanted |= {*reads(r)} if s.output in reads(r) else set()
+            after |= {r.output} if after.intersection(reads(r)) else set()
+        later = program.statements[place:]
+        early = [r for r in later if r.output not in after]
+        for r in reversed(early):
+            wanted |= {*reads(r)} if r.output in wanted else set()
+        early = [r for r in early if r.output in wanted]
+        rest = [r for r in later if r not in early]
+        program = replace(program, statements=(*program.statements[:place], *early, *rest)) if early else program
+    return program
 
 
 def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, tuple[Statement, ...], Statement, Statement]]:
@@ -64,15 +86,43 @@ def _pairs(flat: Program, types: Types) -> Iterator[tuple[Statement, tuple[State
         readers = flat.readers(given.output)
         if given.output in flat.outputs or len(readers) != 1 or not reads_itself(readers[0]):
             continue
-        left, s = _of_a_slice(given, types)
+        left, s = ((), _product(given)) if _is_product(given, types) else _of_a_slice(given, types)
         if _simple(s):
             known = {**types, **{t.output: _without_numbers(given, types) for t in left}}
             into = readers[0] if s is given else _asked_of_inputs(readers[0], s.output, flat.input_names(), types)
+            into = _bounded(into, s.output, types) if _is_product(given, types) else into
             if s is given and any(isinstance(e, Inside) and e.access.tensor == s.output for e in walk(*into.roots)):
                 continue  # a value of each step, which takes less time in a kernel of its own
             combined = _combined(s, into, known)
             if combined is not None:
                 yield given, left, readers[0], combined
+
+
+def _is_product(s: Statement, types: Types) -> bool:
+    """Whether a sum has one term for each element, made of tensors with few elements beside its own."""
+    whole = {*index_variables(*s.roots)} <= {*(distinct_variables(s.index) or ())} and s.aggregation == "sum"
+    read = sum(types[a.tensor].numel for a in {*accesses_in(*s.roots)})
+    return whole and is_floating(types[s.output].dtype) and MUCH_LARGER * read <= types[s.output].numel
+
+
+def _product(s: Statement) -> Statement:
+    return replace(s, aggregation="assign")
+
+
+def _bounded(into: Statement, tensor: str, types: Types) -> Statement:
+    """A recurrence with constraints of its nested aggregations in the place of `in(...)` of that tensor."""
+
+    def visit(e: Expr) -> Expr:
+        if not isinstance(e, Aggregate):
+            return rebuild(e, visit)
+        found = [
+            x.access for f in operands_of("mul", e.body) if isinstance(x := f, Inside) and x.access.tensor == tensor
+        ]
+        ends = [Constraint(i, Int(n)) for a in found for i, n in zip(a.index, types[tensor].shape, strict=True)]
+        body = with_parts(e.body, {Inside(a): ONE for a in found})
+        return replace(e, body=fold(rebuild(body, visit)), constraints=tuple(dict.fromkeys((*e.constraints, *ends))))
+
+    return map_values(into, visit)
 
 
 def _of_a_slice(s: Statement, types: Types) -> tuple[tuple[Statement, ...], Statement]:

@@ -132,7 +132,8 @@ class StepFrame(Frame):
 
     def store_tests(self) -> list[str]:
         """Texts of the tests that there are such a step and such lanes."""
-        return [*self.tails.values(), *self.tail_tests(frozenset((self.time,)))]
+        tails = [self.spread(text, axis) for axis, text in self.tails.items()]
+        return [*tails, *self.tail_tests(frozenset((self.time,)))]
 
 
 class StepWriter:
@@ -179,7 +180,8 @@ class StepWriter:
             names = {}
             for a in accesses:
                 names[a] = self.kernel.names.fresh(f"next_{python_name(a.tensor).lower()}")
-                shape = "(BM,)" if frame.dimensions(free_of(a)) else "()"
+                along = frame.dimensions(free_of(a))
+                shape = tuple_text([self.blocks[x] if x in along else "1" for x in frame.axes if along])
                 self.let({names[a]: f"tl.full({shape}, 0, {triton_type(self.loop.types[a.tensor].dtype)})"})
             result.append(names)
         return result
@@ -219,17 +221,18 @@ class StepWriter:
         dtype = self.loop.types[output].dtype
         cast = "" if compute_dtype == dtype else f".to({triton_type(dtype)})"
         shape = tuple_text([self.blocks[a] for a in frame.axes])
-        k.store(frame.element_address(s, output), f"{name}{cast}", f"tl.broadcast_to({mask}, {shape})")
+        where = f"tl.broadcast_to({mask}, {shape})" if mask else None
+        k.store(frame.element_address(s, output), f"{name}{cast}", where)
 
     # nested aggregations
 
     def evaluator(self, frame: StepFrame, roots: Sequence[Expr], points: int) -> TritonScalars:
         """`points`: elements of a block of the frame."""
         given: dict[Expr, ScalarValue] = {
-            e: self._aggregate(e, frame, points) for e in _reached(roots) if isinstance(e, Aggregate)
+            e: self._aggregate(e, frame, points) for e in reached(roots) if isinstance(e, Aggregate)
         }
         given |= self.insides(frame, roots)
-        given |= {e: self._padded(e, frame) for e in _reached(roots) if isinstance(e, Pad) and self._is_timed(e)}
+        given |= {e: self._padded(e, frame) for e in reached(roots) if isinstance(e, Pad) and self._is_timed(e)}
         return TritonScalars(frame, *roots, given=given)
 
     def _is_timed(self, e: Pad) -> bool:
@@ -261,7 +264,7 @@ class StepWriter:
     def insides(self, frame: StepFrame, roots: Sequence[Expr]) -> dict[Expr, ScalarValue]:
         """Values of `pad(in(A[e]), 0) != 0`, which is a test and no number."""
         found: dict[Expr, ScalarValue] = {}
-        for e in _reached(roots):
+        for e in reached(roots):
             match e:
                 case Call("ne", (Pad(Inside(access), Int(0)), Int(0))):
                     inside, t = frame.inside(access), expression_type(e, self.loop.types)
@@ -367,7 +370,7 @@ class StepWriter:
         return frame.axes[0] not in frame.dimensions(frozenset(index_variables(e)))
 
 
-def _reached(roots: Sequence[Expr]) -> list[Expr]:
+def reached(roots: Sequence[Expr]) -> list[Expr]:
     """Expressions that stand in no aggregation, and these themselves."""
     found: dict[Expr, None] = {}
     stack = list(reversed(roots))

@@ -24,7 +24,9 @@ class BlockValues:
         self.k, self.group, self.types, self.filled = k, made.group, made.types, filled
         self.maxima, self.places = made.maxima, made.places
         self.values: dict[Expr, ScalarValue] = {}  # of members, at hand where the next line goes
-        self.running = Running(k.names, made.maxima, made.places)
+        places = [s for s in made.group.statements if s.output in made.places]
+        last = {made.places[s.output] for s in places if s.aggregation == "max"}
+        self.running = Running(k.names, made.maxima, made.places, last)
         self.count = 0
 
     def _evaluate(self, frame: Frame, statements: Sequence[Statement], running: Collection[str] = ()) -> None:

@@ -24,6 +24,7 @@ from tilec.backends.triton.rows.alignment_peeling import (
 )
 from tilec.backends.triton.rows.block_values import BlockValues
 from tilec.backends.triton.rows.online_softmax import Rescaled
+from tilec.backends.triton.rows.tiling import stay_in_cache
 from tilec.backends.triton.rows.walks import (
     NOTHING,
     RowTiling,
@@ -207,6 +208,7 @@ class RowWriter(BlockValues):
         self._rows_at_once()
         found = levels(group, {**self.maxima, **self.places}, self.heads)
         again = read_again(group, found)
+        again = again if stay_in_cache(again, self.tiling, group, k.types) else set()
         for level in range(found.depth):
             policy = "evict_first" if level == found.depth - 1 else "evict_last"
             hints = dict.fromkeys(again, f', eviction_policy="{policy}"')

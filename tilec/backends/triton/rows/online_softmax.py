@@ -93,8 +93,8 @@ def rescaled(group: Group, types: Types) -> Rescaled:
 def _first_place(
     s: Statement, bodies: Mapping[str, Expr], extremes: Mapping[str, Statement], columns: set[str]
 ) -> tuple[str, Statement] | None:
-    """The extreme that a least number of columns is the place of, and the numbers at all of its points; None where it
-    is none such."""
+    """The extreme that a least or greatest number of columns is the place of, and the numbers at all of its points;
+    None where it is none such."""
     match s.guard:
         case Call("or", (Call("eq", (x, Access(m, index))), Call("ne", (y, z)))) if x == y == z:
             pass
@@ -103,7 +103,7 @@ def _first_place(
         case _:
             return None
     extreme = extremes.get(m)
-    if s.aggregation != "min" or s.constraints or extreme is None or extreme.index != index:
+    if s.aggregation not in ("min", "max") or s.constraints or extreme is None or extreme.index != index:
         return None
     number = s.body.args[0] if isinstance(s.body, Call) and s.body.function == "int32" else s.body
     alone = not any(isinstance(e, (Access, Pad)) for e in walk(number)) and columns & set(index_variables(number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.backends.common.code import FreshNames
@@ -55,13 +55,14 @@ def combined_at_once(blocks: Sequence[tuple[Accumulator, str]]) -> Iterator[Code
 
 class Running:
     """`accumulators`: by output, filled by whoever starts them. `maxima`: by sums that are relative to one, which.
-    `places`: by first places of an extreme, of which."""
+    `places`: by first and last places of an extreme, of which; `last`: extremes whose last place is asked for."""
 
-    def __init__(self, names: FreshNames, maxima: Mapping[str, str], places: Mapping[str, str]):
-        self.names, self.maxima, self.places = names, maxima, places
+    def __init__(self, names: FreshNames, maxima: Mapping[str, str], places: Mapping[str, str], last: Collection[str]):
+        self.names, self.maxima, self.places, self.last = names, maxima, places, last
         self.accumulators: dict[str, Accumulator] = {}
         self._relative: dict[str, tuple[str, str]] = {}  # by maximum: how earlier sums fade, what a value weighs
         self._better: dict[str, str] = {}  # by extreme: whether a block's values beat those before
+        self._equal: dict[str, str] = {}  # the same: whether they are equal
 
     def stepped(self, output: str, code: str) -> list[CodeLine]:
         """Lines that take a block of values, of that name, into a statistic."""
@@ -83,9 +84,16 @@ class Running:
             better = self._better[output] = self.names.fresh("better")
             test = f"{code} {'>' if accumulator.aggregation == 'max' else '<'} {acc}"
             test = f"({test}) | (({code} != {code}) & ({acc} == {acc}))" if is_floating(accumulator.dtype) else test
-            return [assign(better, test), *accumulator.step(code)]
+            tests = [assign(better, test)]
+            if output in self.last:
+                equal = self._equal[output] = self.names.fresh("equal")
+                tests.append(assign(equal, f"({code} == {acc}) | (({code} != {code}) & ({acc} != {acc}))"))
+            return [*tests, *accumulator.step(code)]
         if output in self.places:
             better = self._better[self.places[output]]
+            if accumulator.aggregation == "max":  # the last place
+                after = f"tl.where({self._equal[self.places[output]]}, tl.maximum({acc}, {code}), {acc})"
+                return [assign(acc, f"tl.where({better}, {code}, {after})")]
             return [assign(acc, f"tl.where({better} | ({acc} == {accumulator.identity_text}), {code}, {acc})")]
         return accumulator.step(code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from tilec import knobs
@@ -12,13 +13,13 @@ from tilec.backends.triton.fusion.members import ON_CHIP
 from tilec.backends.triton.fusion.memory_order import NEIGHBOURS
 from tilec.backends.triton.fusion.recomputed.kernel_times import takes_vectors
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.plan.sizes import Strides, filled_block, power_of_two
+from tilec.backends.triton.plan.sizes import VECTOR_BYTES, Strides, filled_block, power_of_two
 from tilec.backends.triton.rows.online_softmax import rescaled
 from tilec.backends.triton.rows.walks import RowTiling, full_reads, levels, read_again
 from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
-from tilec.ir.types import NARROW, Types
+from tilec.ir.types import ITEM_BYTES, NARROW, Types
 
 FEW_LONG_ROWS = 8 * MULTIPROCESSORS  # rows that are walked, up to which a program holds more of one
 ROWS_TO_COMBINE = 16  # rows of a block where memory runs along them and there are few, or many sums
@@ -38,6 +39,7 @@ LEAST_TILED = 512  # elements of a block: four of a thread, which it reads at on
 LEAST_OF_FEW, FEW_OF_ROWS = 1024, 4 * MULTIPROCESSORS  # elements that a program holds, where programs are fewer
 # bytes of rows that are walked again, at most, so that what the first walk read is in a cache
 KEPT_FROM_WALK = 48 * 2**20
+KEPT_BY_ALL, WARPS_AT_ONCE = 64 * 2**20, 32  # the same of all programs that run at once; of a multiprocessor
 LEAST_WALKED = 4  # blocks of rows that each program has, at least, where it walks them and keeps columns
 OF_A_THREAD = 16  # elements of rows that begin anywhere
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
@@ -76,7 +78,7 @@ def _first_guess(group: Group, together: int, strides: Strides, types: Types) ->
     if not alone or (again and max(1, together) * needed <= ON_CHIP):
         across = together > 1 and depth > 1 and filled and alone
         return _whole(group, ACROSS if across else together, strides, types)
-    return _looped(group, together, types)
+    return _looped(group, together, strides, types)
 
 
 def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTiling:
@@ -178,13 +180,14 @@ def odd(tiling: RowTiling, group: Group, types: Types) -> RowTiling:
     return replace(tiling, parts=MULTIPROCESSORS * room, stages=stages)
 
 
-def _looped(group: Group, together: int, types: Types) -> RowTiling:
+def _looped(group: Group, together: int, strides: Strides, types: Types) -> RowTiling:
     """Of rows that are walked block by block."""
     rows, needed = group.count(group.rows), power_of_two(group.count(group.columns))
-    if together == 1 and rows > FEW_LONG_ROWS and (again := _in_cache(group, types)):
-        warps = 16 if all(types[name].dtype in NARROW for name in again) else 32
-        each = 256 if len(again) == 1 else 128  # elements of a warp
-        return RowTiling("looped", 1, min(needed, each * warps), 0, warps)
+    again = _walked_again(group, types) if together == 1 and rows > FEW_LONG_ROWS else set()
+    if len(again) > 1 or (again and _in_cache(again, group, strides, types)):
+        # two tensors (softmax's gradient) take 1.06 to 1.18 of the time in other blocks, in a cache or not
+        warps = 16 if len(again) > 1 or all(types[name].dtype in NARROW for name in again) else 32
+        return RowTiling("looped", 1, min(needed, 256 * warps), 0, warps)
     heavy, exponentials = _is_heavy(group), "exp" in _calls(group)
     down = min(power_of_two(rows), together)
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
@@ -201,15 +204,33 @@ def _looped(group: Group, together: int, types: Types) -> RowTiling:
     return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials or idle else 4)
 
 
-def _in_cache(group: Group, types: Types) -> set[str]:
-    """Tensors whose rows a program reads again, if a cache holds a row of each multiprocessor from one walk over it to
-    the next: then programs should be few, of many warps each."""
+def _walked_again(group: Group, types: Types) -> set[str]:
+    """Tensors whose rows a program reads again."""
     made = rescaled(group, types)
     firsts = {s.output: s for s in made.group.statements if s.output in made.places}  # found as their extrema are
     walked = replace(group, statements=tuple(firsts.get(s.output, s) for s in group.statements))
-    again = read_again(walked, levels(walked, made.places))
-    row = sum(size_in_bytes(types[name]) for name in again) // group.count(group.rows)
-    return again if row * MULTIPROCESSORS <= KEPT_FROM_WALK else set()
+    return read_again(walked, levels(walked, made.places))
+
+
+def _in_cache(again: Collection[str], group: Group, strides: Strides, types: Types) -> bool:
+    """Whether a cache holds a row of each multiprocessor from one walk over it to the next: then programs should be
+    few, of many warps each. Not of float32 where rows begin anywhere: softmax of rows of 20,001 takes 786 us so, 538 in
+    blocks of 4096 (H200)."""
+    full = [name for name in again if types[name].dtype not in NARROW]
+    if any(n > 1 and n * ITEM_BYTES[types[name].dtype] % VECTOR_BYTES for name in full for n in strides[name]):
+        return False
+    return _bytes_of_a_row(again, group, types) * MULTIPROCESSORS <= KEPT_FROM_WALK
+
+
+def _bytes_of_a_row(tensors: Collection[str], group: Group, types: Types) -> int:
+    return sum(size_in_bytes(types[name]) for name in tensors) // group.count(group.rows)
+
+
+def stay_in_cache(again: Collection[str], tiling: RowTiling, group: Group, types: Types) -> bool:
+    """Whether a cache holds what all programs that run at once read again: then loads say that it should."""
+    rows = MULTIPROCESSORS * max(1, WARPS_AT_ONCE // tiling.warps) * tiling.rows
+    every = sum(size_in_bytes(types[name]) for name in again)
+    return every <= KEPT_BY_ALL or _bytes_of_a_row(again, group, types) * rows <= KEPT_BY_ALL
 
 
 def _is_heavy(group: Group) -> bool:

@@ -18,7 +18,7 @@ from tilec.backends.common.axis_tiling import Rules, Slab, TileRegion, accesses_
 from tilec.backends.common.chains.values import extents_of
 from tilec.backends.common.scalars import identity
 from tilec.backends.triton.fusion.groups import Grouped, grouped
-from tilec.backends.triton.iteration.scatter_to_select import with_selections
+from tilec.backends.triton.iteration.scatter_to_select import lowered_with_selections
 from tilec.backends.triton.plan.plan import (
     Allocate,
     Plan,
@@ -27,19 +27,21 @@ from tilec.backends.triton.plan.plan import (
     Step,
     SubPlan,
     TiledLoop,
-    TorchLines,
-    owner,
+    allocates,
+    stored_bytes,
     temporary_bytes,
 )
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.schedule.planner import make_plan
 from tilec.cost import size_in_bytes
+from tilec.ir.index import distinct_variables
 from tilec.ir.program import Index, Input, Program, Statement, map_expressions, reads
-from tilec.ir.types import TensorType, Types, shapes_in
-from tilec.transforms.lower.defract import defract, defracted_form
+from tilec.ir.types import NARROW, Types
+from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.reduce import reduce
 from tilec.transforms.simplify.evaluated import compared_sides, leaps_in, tensors_evaluated
 from tilec.transforms.util.naming import Names
+from tilec.transforms.util.plain import is_plain_sum
 from tilec.transforms.util.rewrite import map_reads
 from tilec.transforms.util.tiled import Combine, Into, Slice, Start
 
@@ -115,35 +117,15 @@ def within(whole: Planned, budget: int, slab: int | None = None, again: int = MO
     live_bytes = whole.live_bytes
     if live_bytes <= budget:
         return whole
-    selected = replace(whole, lowering=_selected(whole.lowering))
-    made = whole
+    selected = replace(whole, lowering=lowered_with_selections(whole.lowering))
+    made = chosen = whole
     for recomputing in (False, True) if again else (False,):
         if made.live_bytes > budget and (cut := _best(selected, slab or budget, recomputing)) is not None:
-            other = replace(whole, plan=_Cutter(selected, slab or budget, again - recomputing).plan(cut))
-            made = other if other.live_bytes < MOST_TILED_SHARE * made.live_bytes else made
-    return made
-
-
-def _selected(lowering: Lowering) -> Lowering:
-    """With scatters that select as such: those have the axis that they write at."""
-    whole = lowering.stages["flat"]
-    flat, types = with_selections(whole, lowering.types)
-    there = {s.output: s for s in whole.statements}
-    rows: list[Statement] = []  # what the next write selects
-    known: dict[str, list[Statement]] = {}
-    for s in flat.statements:
-        if s.output not in there:
-            rows.append(s)
-        elif s is not there[s.output]:
-            known[s.output], rows = [*rows, s], []
-    shapes = shapes_in(types)
-    stages = dict(lowering.stages)
-    for stage in ("flat", "reduced", "defracted"):
-        statements = [m for s in stages[stage].statements for m in known.get(s.output, [s])]
-        if stage == "defracted":
-            statements = [s if s.output in there else defracted_form(s, shapes) for s in statements]
-        stages[stage] = replace(stages[stage], statements=tuple(statements))
-    return replace(lowering, stages=stages, types=types)
+            plans = _Cutter(selected, slab or budget, again - recomputing).plans(cut)
+            other, adding = (replace(whole, plan=plan) for plan in plans)
+            if other.live_bytes < MOST_TILED_SHARE * made.live_bytes:
+                made, chosen = other, adding
+    return chosen
 
 
 # what is cut
@@ -165,7 +147,7 @@ def _best(whole: Planned, budget: int, recomputing: bool = False) -> Cut | None:
     what passes the budget is computed again after the run, where that needs what it has aggregated of all rows, and
     nothing of it is kept between."""
     flat, types = whole.lowering.stages["flat"], whole.lowering.types
-    own, work = _stored(whole.plan, flat, types)
+    own, work = stored_bytes(whole.plan, flat, types)
     total = sum(own.values()) + sum(work.values())
     found: list[tuple[int, int, int, TileRegion, int, frozenset[str]]] = []
     for place, first in enumerate(flat.statements):
@@ -216,28 +198,6 @@ def _recomputed(run: TileRegion, types: Types, budget: int, wanted: Collection[s
     return frozenset(found) if len(found) < len(run.members) else frozenset()
 
 
-def _stored(plan: Plan, flat: Program, types: Types) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes of each intermediate in memory, and of the workspaces of each statement, by output."""
-    outputs = {s.output for s in flat.statements}
-    own: dict[str, int] = {}
-    work: dict[str, int] = {}
-    for step in plan.steps:
-        made = {}
-        if isinstance(step, Allocate):
-            made = {step.tensor: size_in_bytes(TensorType(step.shape, step.dtype))}
-        elif isinstance(step, TorchLines):
-            made = {n: size_in_bytes(types[n]) for n in step.writes if n in types}
-        for name, size in made.items():
-            if name in flat.outputs:
-                continue
-            if name in outputs:
-                own[name] = size
-            else:
-                statement = owner(name)
-                work[statement] = work.get(statement, 0) + size
-    return own, work
-
-
 def _anew(run: TileRegion, types: Types) -> int:
     """Bytes that each slab reads, or adds to, whatever its size."""
     read: set[str] = set()
@@ -257,6 +217,9 @@ def _rounded(size: int, rows: int) -> int:
 
 # the plan of it
 
+Slabs = tuple[Slab, Planned, int, int]  # a slab, its plan, the first row of the first such, and how many there are
+SlabResult = tuple[Into | Combine, str]  # what becomes of what slabs give, and its type
+
 
 class _Cutter:
     """Makes the plan of a program, one of whose runs is cut."""
@@ -266,15 +229,17 @@ class _Cutter:
         self.types = whole.lowering.types
         flat = whole.lowering.stages["flat"]
         self.outputs = flat.outputs
+        self.totals: Mapping[str, str] = {}  # the tensors that hold sums of slabs which add to these themselves
         self.strides = {s.output: contiguous(self.types[s.output].shape) for s in flat.statements}
         self.strides |= {name: tuple(s) for name, s in zip(flat.input_names(), whole.strides, strict=True)}
 
-    def plan(self, cut: Cut) -> Plan:
+    def plans(self, cut: Cut) -> tuple[Plan, Plan]:
+        """The plan, and one whose slabs add to what those before gave, where kernels of products can."""
         self._compute_again(cut)
         run, types = cut.run, self.types
         later = {n for s in run.after for n in reads(s)} | set(self.outputs)
         before = self._around(cut.before, later | {n for s in run.members for n in reads(s)})
-        loop, results = self._loop(cut, run.wanted(run.after, self.outputs))
+        loops, results = self._loops(cut, run.wanted(run.after, self.outputs))
         steps: list[Step] = [] if before is None else [before]
         totals: list[Step] = []
         gone = [] if before is None else [n for n in before.plan.outputs if n not in later]
@@ -285,9 +250,11 @@ class _Cutter:
             if result.tensor != name:
                 totals.append(Allocate(name, t.shape, t.dtype, result.tensor))
                 gone.append(result.tensor)
-        steps += [loop, *totals, *([Release(tuple(gone))] if gone else [])]
+        totals += [Release(tuple(gone))] if gone else []
         after = self._around(run.after, set(self.outputs))
-        return Plan((*steps, *([] if after is None else [after])), self.outputs)
+        totals += [] if after is None else [after]
+        plain, adding = (Plan((*steps, loop, *totals), self.outputs) for loop in loops)
+        return plain, adding
 
     def _compute_again(self, cut: Cut) -> None:
         """Let what comes after the run compute again what it shall, in each stage."""
@@ -328,10 +295,31 @@ class _Cutter:
         whole = planned(lowering, [self.strides[n] for n in read], setting)
         return within(whole, self.budget, again=self.again).part()
 
-    def _loop(self, cut: Cut, wanted: tuple[str, ...]) -> tuple[TiledLoop, Mapping[str, tuple[Into | Combine, str]]]:
-        """The loop; for each of what is wanted, where slabs put it, and of which type."""
-        run = cut.run
-        rows = _rounded(run.size, cut.rows)
+    def _loops(self, cut: Cut, wanted: tuple[str, ...]) -> tuple[Sequence[TiledLoop], Mapping[str, SlabResult]]:
+        """The loop, and that which adds to totals; of what is wanted, where slabs put it, and of which type."""
+        rows, plain = self._slabs(cut.run, cut.rows, wanted)
+        dtypes = plain[0][1].grouping.types
+        results = {name: (self._result(name, cut.run, plain[0][1]), dtypes[name].dtype) for name in wanted}
+        loop = self._loop(plain, rows, results)
+        self._add_to_totals(cut.run, plain[0], results)
+        if not self.totals:
+            return (loop, loop), results
+        rows_then, adding = self._slabs(cut.run, cut.rows, wanted)
+        added = rows_then == rows and all(self._in_totals(a, b[1]) for a, b in zip(adding, plain, strict=True))
+        return (loop, self._loop(adding, rows, results) if added else loop), results
+
+    def _loop(self, slabs: Sequence[Slabs], rows: int, results: Mapping[str, SlabResult]) -> TiledLoop:
+        plans = [p for _, p, _, _ in slabs]
+        own = {name: r for name, (r, _) in results.items() if self._in_place(name, r, rows, plans)}
+        others = [r for name, (r, _) in results.items() if name not in own]
+        memory = tuple(own.values())
+        return TiledLoop(
+            tuple(s.call(p.part(tuple(own)), others, first, count, memory) for s, p, first, count in slabs)
+        )
+
+    def _slabs(self, run: TileRegion, rows: int, wanted: tuple[str, ...]) -> tuple[int, list[Slabs]]:
+        """The rows of a slab, and slabs of so many and of what is left."""
+        rows = _rounded(run.size, rows)
         slab, whole = self._of_rows(run, rows, wanted)
         if whole.live_bytes > self.budget and rows > 1:
             rows = self._fewer(run, rows, whole.live_bytes, wanted)
@@ -341,14 +329,7 @@ class _Cutter:
         if left:
             last, rest = self._of_rows(run, left, wanted, rows)
             slabs.append((last, within(rest, self.budget, again=0), run.size - left, 1))
-        plans = [p for _, p, _, _ in slabs]
-        results = {name: self._result(name, run, plans[0]) for name in wanted}
-        own = {name: r for name, r in results.items() if isinstance(r, Into) and self._in_place(name, r, rows, plans)}
-        others = [r for name, r in results.items() if name not in own]
-        memory = tuple(own.values())
-        calls = [s.call(p.part(tuple(own)), others, first, count, memory) for s, p, first, count in slabs]
-        dtypes = plans[0].grouping.types
-        return TiledLoop(tuple(calls)), {name: (r, dtypes[name].dtype) for name, r in results.items()}
+        return rows, slabs
 
     def _fewer(self, run: TileRegion, rows: int, live_bytes: int, wanted: tuple[str, ...]) -> int:
         """Rows that take as much as the budget, of which half is theirs whatever else a slab takes."""
@@ -359,7 +340,7 @@ class _Cutter:
 
     def _of_rows(self, run: TileRegion, rows: int, wanted: tuple[str, ...], apart: int = 0) -> tuple[Slab, Planned]:
         """A slab of so many rows, beginning at multiples of `apart` (0: of as many), and its plan."""
-        slab = slab_of(run, rows, self.types, wanted)
+        slab = slab_of(run, rows, self.types, wanted).adding_to(self.totals)
         given, strides, misaligned = dict(slab.given), list[tuple[int, ...]](), list[str]()
         for name, x in slab.given.items():
             if isinstance(x, Slice) and self._misaligned(x.tensor, x.axis, apart or rows):
@@ -387,14 +368,32 @@ class _Cutter:
         same = slab.grouping.types[name].dtype == self.types[name].dtype
         return Combine(name if same else f"{name}.total", aggregation, in_place=True)
 
-    def _in_place(self, name: str, result: Into, rows: int, plans: Sequence[Planned]) -> bool:
-        """Can slabs write their rows where they belong?"""
+    def _add_to_totals(self, run: TileRegion, of: Slabs, results: Mapping[str, SlabResult]) -> None:
+        """Let the kernels of products add to what the slabs before gave, where there are such and slabs are not cut."""
+        slab, plain = of[:2]
+        sums = {s.output for s in slab.program.statements if s.output not in run.axis and _adds_products(s, slab.types)}
+        if not any(plain.plan.parts()):
+            self.totals = {name: r.tensor for name, (r, _) in results.items() if name in sums}
+            self.strides |= {total: contiguous(self.types[name].shape) for name, total in self.totals.items()}
+
+    def _in_totals(self, of: Slabs, plain: Planned) -> bool:
+        """Does a slab add to the totals where it may, and store nothing more for that?"""
+        slab, own = of[:2]
+        parts = {s.output for s in slab.program.statements} - {*plain.grouping.types}
+        stored = any(isinstance(s, Allocate) and s.tensor in parts for s in own.plan.steps)
+        return not stored and own.live_bytes <= plain.live_bytes and all(allocates(own.plan, n) for n in self.totals)
+
+    def _in_place(self, name: str, result: Into | Combine, rows: int, plans: Sequence[Planned]) -> bool:
+        """Can slabs write their rows where they belong, or add to what is there?"""
+        if isinstance(result, Combine):
+            return name in self.totals
         whole = math.prod(self.types[name].shape[: result.axis]) == 1
-        return whole and not self._misaligned(name, result.axis, rows) and all(_allocates(p.plan, name) for p in plans)
+        return whole and not self._misaligned(name, result.axis, rows) and all(allocates(p.plan, name) for p in plans)
 
 
-def _allocates(plan: Plan, name: str) -> bool:
-    """Does a step only take memory for the tensor, and none makes it itself?"""
-    taken = [s for s in plan.steps if isinstance(s, Allocate) and s.tensor == name]
-    made = any(isinstance(s, TorchLines) and name in s.writes for s in plan.steps)
-    return not made and len(taken) == 1 and taken[0].fill is None
+def _adds_products(s: Statement, types: Types) -> bool:
+    """Is it a product of matrices of 16 bits, summed in float32? Kernels of others may compute elements a second time
+    after these are stored."""
+    reads_ = accesses_of(s)
+    plain = is_plain_sum(s) and len(reads_) == 2 and all(distinct_variables(a.index) for a in reads_)
+    return plain and types[s.output].dtype == "float32" and all(types[a.tensor].dtype in NARROW for a in reads_)

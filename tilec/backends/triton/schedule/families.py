@@ -216,8 +216,8 @@ def _dot_steps(p: Problem, product: MatrixProduct) -> list[Step] | None:
 
 
 def _of_stored_operands(p: Problem) -> list[Step] | None:
-    """Of the statement as it is written: a library reads tensors as they are."""
-    if p.product is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
+    """Of the statement as it is written: a library reads tensors as they are, and parts are made of what is stored."""
+    if p.product is None or p.setting.precision != "highest" or len(p.space.classes) != 1:
         return None
     if not has_stored_operands(p.product.dot):
         return None
@@ -226,7 +226,7 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
     if written is None or found is None:
         return None
     own = problem_of(found.product, found.product, found.view.types, found.view.strides, p.setting)
-    product = None if own is None else by_library(own)
+    product = None if own is None else _of_parts(own) or by_library(own)
     if product is None:
         return None
     before = [_requested(s, found.view, p.setting) for s in found.operands]

@@ -8,6 +8,7 @@ the moments of two images under a window.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,8 +19,10 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
-from tilec.backends.triton.pointwise.pointwise import fits_registers, several, shareable_form
+from tilec.backends.triton.pointwise.pointwise import several, shareable_form
+from tilec.backends.triton.pointwise.tiling import PointwiseTiling
 from tilec.backends.triton.pointwise.unrolled import Computed
+from tilec.backends.triton.pointwise.windows import SUM_WORDS, RegisterBlock, block_places, registers_of
 from tilec.backends.triton.schedule.families import is_pointwise
 from tilec.backends.triton.schedule.problem import Problem, Unit, problem_of
 from tilec.cost import size_in_bytes
@@ -219,7 +222,7 @@ class _Members:
         form = shareable_form(b, last.view)
         if form is None or form != shareable_form(a, first.view):
             return False
-        if not fits_registers(form, [p.view.statement for p in problems], self.types):
+        if not _fits_registers(form, [p.view.statement for p in problems], self.types):
             return False
         names = _touched(last)
         return all(
@@ -259,3 +262,12 @@ def _renamed(s: Statement, like: Statement) -> Iterator[Statement]:
         for order in itertools.permutations(into):
             names = zip((*own, *summed), (*others, *order), strict=True)
             yield substitute_affine(s, {v: Affine.variable(w) for v, w in names})
+
+
+def _fits_registers(form: PointwiseTiling | RegisterBlock, statements: Sequence[Statement], types: Types) -> bool:
+    """Whether a thread can hold the running values of aggregations in one kernel."""
+    if isinstance(form, RegisterBlock):
+        elements, threads = form.count * block_places(statements, types, form.count), 128
+    else:
+        elements, threads = math.prod(size for _, size in form.axes) * (form.reduction or 1), 32 * form.warps
+    return registers_of(statements, types) * elements <= SUM_WORDS * threads

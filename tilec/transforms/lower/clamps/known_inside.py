@@ -13,7 +13,20 @@ from dataclasses import replace
 from tilec.ir.functions import ZERO, all_of, operands_of
 from tilec.ir.index import distinct_variables, linear
 from tilec.ir.infer import infer
-from tilec.ir.program import Call, Expr, Inside, Int, Pad, Program, Statement, index_variables, reads_itself, walk
+from tilec.ir.program import (
+    Access,
+    Call,
+    Expr,
+    Inside,
+    Int,
+    Pad,
+    Program,
+    Statement,
+    accesses_in,
+    index_variables,
+    reads_itself,
+    walk,
+)
 from tilec.ir.rational import as_int
 from tilec.ir.types import TensorType, Types, is_floating
 from tilec.lattice.conditions import bound_of
@@ -37,13 +50,11 @@ def _without(s: Statement, shapes: Shapes, types: Types) -> Statement:
     asked = dict.fromkeys(e for e in walk(s.body) if isinstance(e, Inside) and e not in padded)
     left = s if reads_itself(s) else _unguarded(s, shapes)
     for question in () if reads_itself(s) else asked:
-        forms = list(zip(map(linear, question.access.index), shapes[question.access.tensor], strict=True))
-        if all(form.is_affine for form, _ in forms):
+        if all(linear(i).is_affine for i in question.access.index):
             continue  # bounds say the same
         known = replace(left, body=with_parts(left.body, {question: Int(1)}))
         box = box_in_text(known, shapes)
-        spans = [None if box is None else interval_over(form, box) for form, _ in forms]
-        if all(span and span[0] >= 0 and span[1] < n for span, (_, n) in zip(spans, forms, strict=True)):
+        if box is not None and _surely_inside(question.access, box, shapes):
             left = keep_constraint_variables(known)
     return left if left is s else _as_value(left, types)
 
@@ -75,10 +86,15 @@ def _holds(e: Expr, box: Box, shapes: Shapes) -> bool:
         case Call("and", (a, b)):
             return _holds(a, box, shapes) and _holds(b, box, shapes)
         case Call("ne", (Pad(Inside(access), value), zero)) if value == ZERO == zero:
-            forms = zip(map(linear, access.index), shapes[access.tensor], strict=True)
-            spans = ((interval_over(form, box), n) for form, n in forms)
-            return all(span is not None and span[0] >= 0 and span[1] < n for span, n in spans)
+            return _surely_inside(access, box, shapes)
     return False
+
+
+def _surely_inside(access: Access, box: Box, shapes: Shapes) -> bool:
+    """Whether an access, and those that its index reads, lie inside wherever variables are in the box."""
+    places = [(linear(i), n) for a in accesses_in(access) for i, n in zip(a.index, shapes[a.tensor], strict=True)]
+    spans = [(interval_over(form, box), n) for form, n in places]
+    return all(span is not None and span[0] >= 0 and span[1] < n for span, n in spans)
 
 
 def _narrower(box: Box, test: Expr, sense: bool) -> Box | None:

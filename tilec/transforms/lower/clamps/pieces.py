@@ -44,7 +44,7 @@ def is_folded(row: Affine) -> bool:
 def pieces_of(row: Affine, box: Box) -> tuple[Affine, _Pieces] | None:
     """A form and the pieces of a folded index over its values, in their order; None where there are none, or many."""
     base = _first_form(row)
-    if base is None:
+    if base is None or not {*base.variables()} <= box.keys():
         return None
     least, most = interval_of(base, lambda v: box[v.name])
     low, high = as_int(-(-least // 1)), as_int(most // 1)

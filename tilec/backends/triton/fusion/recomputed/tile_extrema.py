@@ -41,6 +41,7 @@ from tilec.ir.program import (
     Call,
     Constraint,
     Expr,
+    Float,
     Index,
     Int,
     Program,
@@ -254,19 +255,20 @@ def _is_of_sides(e: Expr, read: Access, types: Types) -> bool:
 
 
 def _first(r: Statement, distances: str, extrema: Mapping[str, _Reader], types: Types) -> _Reader | None:
-    """The least number of a point that holds an extremum, or is NaN."""
+    """The least or the greatest number of a point that holds an extremum, or is NaN, or how many do."""
     match r.guard:
         case Call("or", (Call("eq", (Access() as own, Access() as extremum)), Call("ne", (x, y)))) if own == x == y:
             pass
         case _:
             return None
-    if r.aggregation != "min" or not is_pure(r) or r.constraints or extremum.index != r.index:
+    if r.aggregation not in ("min", "max", "sum") or not is_pure(r) or r.constraints or extremum.index != r.index:
         return None
     found, e = _reader(r, own, distances, types), extrema.get(extremum.tensor)
-    number = r.body.args[0] if isinstance(r.body, Call) and r.body.function in ("int32", "int64") else r.body
+    number = r.body.args[0] if isinstance(r.body, Call) and r.body.function in ("int32", "int64", "float32") else r.body
     if found is None or e is None or (found.axis, found.places) != (e.axis, e.places):
         return None
-    return replace(found, extremum=extremum.tensor) if number == Index(found.taken) else None
+    asked = Float(1.0) if r.aggregation == "sum" else Index(found.taken)
+    return replace(found, extremum=extremum.tensor) if number == asked else None
 
 
 def _reader(r: Statement, read: Access, distances: str, types: Types) -> _Reader | None:
