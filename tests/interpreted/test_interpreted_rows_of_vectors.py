@@ -45,9 +45,13 @@ def _filled(t: torch.Tensor) -> torch.Tensor:
     return t.fill_(torch.nan) if t.is_floating_point() else t
 
 
+SIZES = [(1, 65), (9, 83), (5, 150), (3, 1030), (2, 2251)]
+LONG = pytest.param(2, 9001, marks=pytest.mark.slow)  # a block as 2251 columns have, of four times the length
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows, columns", [(1, 65), (9, 83), (5, 150), (3, 1030), (2, 9001)])
+@pytest.mark.parametrize("rows, columns", [*SIZES, LONG])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_whole_vectors_are_read_and_written(name, rows, columns, dtype, padded):
     text, names = PROGRAMS[name]

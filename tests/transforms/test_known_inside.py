@@ -25,6 +25,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [6, 12, 24])
+@pytest.mark.covering  # the rule is exact in the size, so that each case is asked at one of them
 def test_guards_in_branches(name: str, size: int) -> None:
     body, everywhere = CASES[name]
     source = f"function (X[N], W[N]) -> (Y) {{ Y[i : N] = W[i] * ({body}); }}"

@@ -67,18 +67,34 @@ def largest(program: Program) -> int:
     return max((torch.Size(x).numel() for x in sizes), default=0)
 
 
+def in_tuple(values):
+    return values if isinstance(values, tuple) else (values,)
+
+
+def check(f: tilec.Function, text: str, given: dict[str, torch.Tensor]) -> None:
+    """Values and gradients as the oracle has them, which runs no pass. That the text of the gradient is one,
+    differences along random directions say."""
+    floating = [n for n, t in given.items() if t.is_floating_point()]
+    plain = [t.numpy() for t in given.values()]
+    values = [given[n].clone().requires_grad_() for n in floating]
+
+    def called(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return in_tuple(f(**(given | dict(zip(floating, x, strict=True)))))
+
+    made = called(*values)
+    cotangents = [torch.randn(value.shape, dtype=value.dtype) for value in made]
+    gradients = torch.autograd.grad(made, values, cotangents, retain_graph=True)
+    wanted = tilec.interpret(f.grad(floating).tile, *plain, *(c.numpy() for c in cotangents))
+    oracle = (*in_tuple(tilec.interpret(text, *plain)), *in_tuple(wanted))
+    for result, want in zip((*made, *gradients), oracle, strict=True):
+        assert torch.allclose(result.detach(), torch.as_tensor(want))
+    assert torch.autograd.gradcheck(called, values, fast_mode=True)
+
+
 @pytest.mark.parametrize("text", (CASES | STAYS).values(), ids=(CASES | STAYS).keys())
 def test_values_and_gradients(text: str) -> None:
-    """As the oracle has them, which runs no pass; some places are outside."""
-    given = tensors(text)
-    f, floating = tilec.compile(text), [n for n, t in given.items() if t.is_floating_point()]
-    for name in floating:
-        given[name].requires_grad_()
-    made, wanted = f(**given), tilec.interpret(text, *(t.detach().numpy() for t in given.values()))
-    for value, want in zip(*((v if isinstance(v, tuple) else (v,)) for v in (made, wanted)), strict=True):
-        assert torch.allclose(value.detach(), torch.as_tensor(want))
-    values = [given[n] for n in floating]
-    assert torch.autograd.gradcheck(lambda *x: f(**(given | dict(zip(floating, x, strict=True)))), values)
+    """Some places are outside."""
+    check(tilec.compile(text), text, tensors(text))
 
 
 @pytest.mark.parametrize("text", CASES.values(), ids=CASES.keys())
@@ -104,9 +120,7 @@ def test_few_of_what_few_are_read_of() -> None:
     given = tensors(text)
     f = tilec.compile(text)
     assert largest(flat(f.program, given)) < N * V
-    assert torch.allclose(f(**given), torch.as_tensor(tilec.interpret(text, *(t.numpy() for t in given.values()))))
-    values = [given[n].requires_grad_() for n in ("A", "B")]
-    assert torch.autograd.gradcheck(lambda a, b: f(a, b, given["I"]), values)
+    check(f, text, given)
 
 
 def test_conditions_stay_conditions() -> None:
@@ -125,9 +139,7 @@ def test_gradient_that_something_needs_whole() -> None:
         + SCORES
         + (" O[n, m : N, M] = S[n, I[n, m]]; P[n : N] = logsumexp(S[n, v]); }")
     )
-    given = tensors(text)
-    values, f = [given[n].requires_grad_() for n in ("A", "B")], tilec.compile(text)
-    assert torch.autograd.gradcheck(lambda a, b: f(a, b, given["I"]), values)
+    check(tilec.compile(text), text, tensors(text))
 
 
 def test_products_keep_more_places() -> None:
