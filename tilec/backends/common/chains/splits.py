@@ -29,18 +29,15 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names, fresh_variable
 
-MOST_PROGRAMS = 264  # programs, at most
-MOST_PROGRAMS_OF_POINTS = 1056  # of kernels without products, which have fewer registers
-MOST_PROGRAMS_OF_MATRICES = 528  # of kernels that walk neither side of their matrices
-FEWEST_BLOCKS = 4  # that a part of these walks
-ENOUGH_PROGRAMS = 100  # programs that are left alone
+# programs, at most; of kernels without products, which have fewer registers; of kernels that walk no side of matrices
+MOST_PROGRAMS, MOST_PROGRAMS_OF_POINTS, MOST_PROGRAMS_OF_MATRICES = 264, 1056, 528
+ENOUGH_PROGRAMS, FEWEST_BLOCKS = 100, 4  # programs that are left alone; blocks of a matrix that a part walks
 # of few rows, which mostly read; shorter ones leave less idle at the end (400 x 6680 x 72: 292 us, in four parts 261)
 ENOUGH_OF_FEW_ROWS, MOST_OF_FEW_ROWS, LONG_WALKS = 462, 1600, 2**20  # columns of all programs
 ROWS_OF_A_SMALL_PROGRAM, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of few rows, or without products, and others
 # where one 16-bit product and at most one mixture have operands of more columns than that, a program has twice the rows
-# and a multiprocessor to itself, so many of which there are; as much of them should be busy
 COLUMNS_OF_A_SMALL_PROGRAM, ROWS_OF_A_LARGE_PROGRAM = 128, 128
-PROGRAMS_AT_ONCE, BUSY = 132, 0.9
+PROGRAMS_AT_ONCE, BUSY = 132, 0.9  # such programs, one a multiprocessor; what share of these should be busy
 # of the longest walk's time, what it takes where the others have ended; of a triangle's, what it takes however even
 LONGEST_ALONE, HOWEVER_EVEN = 0.85, 1.15
 FEWEST_COLUMNS, FEWEST_PLACES = 512, 16  # columns of a part; a row's parts in a kernel that serves all fewer of them
