@@ -139,3 +139,22 @@ def test_a_kernel_looks_whether_its_results_are_read():
     for t in (torch.ones(20), torch.ones(20).index_fill(0, torch.tensor([7]), -1)):
         wanted = (x @ y).square() if (t < 0).any() else t[:, None].expand(20, 33)
         torch.testing.assert_close(f(x, y, t), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_choice_that_another_one_is_made_of():
+    """What reads a choice is made after it, though nothing reads that either unless the condition holds."""
+    text = """
+        function (X[N], T[N]) -> (O, L) {
+            Rare[] = any(T[i] < 0);
+            A[i] = exp(X[i]) + X[0];
+            L[i] = Rare[] ? A[i] : T[i];
+            B[i] = sum[j](L[j]) * X[i];
+            O[i] = Rare[] ? B[i] : 1;
+        }
+    """
+    f = tilec.compile(text, backend="triton")
+    x, t = torch.linspace(-1, 1, 37), torch.linspace(0.1, 2, 37)
+    assert "Needed" in f.lower(x, t).source()
+    for given in (t, -t):
+        for found, wanted in zip(f(x, given), tilec.compile(text, backend="torch")(x, given), strict=True):
+            torch.testing.assert_close(found, wanted)

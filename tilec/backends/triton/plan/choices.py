@@ -7,7 +7,7 @@ may hold them. The choice itself reads A where the condition holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.base import Lowering
@@ -49,9 +49,7 @@ def plan_of_choice(
     if found is None:
         return None
     condition, rare = found
-    later = {s.output for s in flat.statements if s.output not in rare and not rare.isdisjoint(reads(s))}
-    for s in flat.statements:
-        later |= {s.output} if s.output not in rare and not later.isdisjoint(reads(s)) else set()
+    later = _readers(flat, rare)
     parts: tuple[list[Statement], ...] = ([], [], [])
     for s in flat.statements:
         parts[1 if s.output in rare else 2 if s.output in later else 0].append(s)
@@ -96,17 +94,36 @@ def _rare(flat: Program, types: Types) -> tuple[str, frozenset[str]] | None:
                 if s.aggregation == "assign" and s.guard is None:
                     chosen.setdefault(condition, {})[s.output] = _read(a) - _read(b) - {condition}
     for condition, by_statement in chosen.items():
+        rare = _read_there_alone(flat, by_statement)
+        work = sum(operations(s, shapes_in(types)) for s in flat.statements if s.output in rare)
+        if work >= LEAST_RARE_WORK and condition not in rare:
+            return condition, rare
+    return None
+
+
+def _read_there_alone(flat: Program, by_statement: Mapping[str, set[str]]) -> frozenset[str]:
+    """What nothing reads but such choices and each other, and that can be made before all that reads it."""
+    kept = {*flat.outputs}
+    while True:
         rare: set[str] = set()
-        work = 0
         for s in reversed(flat.statements):
             readers = [r for r in flat.statements if s.output in reads(r)]
-            everywhere = not readers or s.output in flat.outputs
-            if not everywhere and all(r.output in rare or s.output in by_statement.get(r.output, ()) for r in readers):
-                rare.add(s.output)
-                work += operations(s, shapes_in(types))
-        if work >= LEAST_RARE_WORK and condition not in rare:
-            return condition, frozenset(rare)
-    return None
+            there = all(r.output in rare or s.output in by_statement.get(r.output, ()) for r in readers)
+            rare |= {s.output} if readers and there and s.output not in kept else set()
+        later = _readers(flat, rare)
+        behind = {s.output for s in flat.statements if s.output in rare and not later.isdisjoint(reads(s))}
+        if not behind:
+            return frozenset(rare)
+        kept |= behind
+
+
+def _readers(flat: Program, names: Collection[str]) -> set[str]:
+    """What is made of these, beside themselves."""
+    found: set[str] = set()
+    for s in flat.statements:
+        if s.output not in names and not (found | {*names}).isdisjoint(reads(s)):
+            found.add(s.output)
+    return found
 
 
 def _read(e: Expr) -> set[str]:
