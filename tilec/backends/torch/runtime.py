@@ -353,7 +353,7 @@ def confined(t: Tensor, axis: int, start: int, count: int, outside: float) -> Te
     return result
 
 
-def gelu(x: Tensor) -> Tensor:
+def gelu_in_any_layout(x: Tensor) -> Tensor:
     """`torch.nn.functional.gelu`, whose float32 on a CPU has two roundings: oneDNN's of more than one contiguous
     element, and another. Here every layout has the first, so that an extremum is found again by comparison."""
     apply = torch.nn.functional.gelu
