@@ -252,7 +252,7 @@ _unary("floor", np.floor, "torch.floor({0})", None, "promote")
 _unary("ceil", np.ceil, "torch.ceil({0})", None, "promote")
 _unary("round", np.round, "torch.round({0})", None, "promote", "libdevice.rint({0})")
 _unary("erf", _erf, "torch.erf({0})", lambda x, f: Float(2 / math.sqrt(math.pi)) * call("exp", -(x * x)))
-_unary("gelu", lambda x: 0.5 * x * (1 + _erf(np.asarray(x) * math.sqrt(0.5))), "torch.nn.functional.gelu({0})",
+_unary("gelu", lambda x: 0.5 * x * (1 + _erf(np.asarray(x) * math.sqrt(0.5))), "rt.gelu_in_any_layout({0})",
        lambda x, f: _cdf(x) + x * _density(x), triton="gelu_({0})")  # fmt: skip
 _unary("silu", lambda x: x * _sigmoid(x), "torch.nn.functional.silu({0})",
        lambda x, f: call("sigmoid", x) * (ONE + x * (ONE - call("sigmoid", x))), triton="silu_({0})")  # fmt: skip

@@ -351,3 +351,31 @@ def confined(t: Tensor, axis: int, start: int, count: int, outside: float) -> Te
     result = torch.full_like(t, outside)
     result.narrow(axis, start, count).copy_(t.narrow(axis, start, count))
     return result
+
+
+def gelu_in_any_layout(x: Tensor) -> Tensor:
+    """`torch.nn.functional.gelu`, whose float32 on a CPU has two roundings: oneDNN's of more than one contiguous
+    element, and another. Here every layout has the first, so that an extremum is found again by comparison."""
+    apply = torch.nn.functional.gelu
+    if x.device.type != "cpu" or x.dtype != torch.float32 or x.is_contiguous() and x.numel() > 1:
+        return apply(x)
+    if x.numel() <= 1:
+        return apply(x.reshape(-1).repeat(2))[: x.numel()].reshape(x.shape)
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    y = apply(x.permute(order).contiguous())
+    return y.permute([order.index(d) for d in range(x.dim())])
+
+
+def add_scaled(x: Tensor, y: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
+    """`x + alpha * y`, rounded alike whatever the layouts are: torch's own call rounds twice where y's elements repeat
+    along a row, and once elsewhere, as a product of tensors does."""
+    if x.shape == y.shape and 0 not in y.stride() or not y.is_floating_point():
+        return torch.add(x, y, alpha=alpha, out=out)
+    return torch.addcmul(x, y, torch.scalar_tensor(alpha, dtype=y.dtype, device=y.device), out=out)
+
+
+def gelu_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+    """`torch.ops.aten.gelu_backward`, of which oneDNN's takes no gradient smaller than x."""
+    if g.shape != x.shape:
+        g, x = torch.broadcast_tensors(g, x)
+    return torch.ops.aten.gelu_backward(g, x) if out is None else torch.ops.aten.gelu_backward(g, x, grad_input=out)

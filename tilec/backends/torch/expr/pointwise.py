@@ -57,7 +57,7 @@ _CLAMP = "torch.clamp({X}, {L}, {H})"
 _ROWS = (  # as differentiation writes them, where they are derivatives
     (
         "G[i] * (0.5 * (1 + erf(X[i] * 0.7071067811865476)) + X[i] * (0.3989422804014327 * exp(0.5 * -(X[i] * X[i]))))",
-        *("torch.ops.aten.gelu_backward({G}, {X})", "grad_input", _any),
+        *("rt.gelu_gradient({G}, {X})", "out", _any),
     ),
     (
         "G[i] * (sigmoid(X[i]) * (1 + X[i] * (1 - sigmoid(X[i]))))",

@@ -238,7 +238,8 @@ class TorchScalars(ScalarWriter):
             return None
         texts, scale = ", ".join(self.cast(v, compute_dtype) for v in values), found.scale
         if len(values) == 2:
-            return f"torch.add({texts}, alpha={literal(scale)})", values
+            add = "torch.add" if abs(math.frexp(scale)[0]) == 0.5 else "rt.add_scaled"  # what is exact is rounded once
+            return f"{add}({texts}, alpha={literal(scale)})", values
         return f"torch.addcmul({texts}" + ("" if scale == 1 else f", value={literal(scale)}") + ")", values
 
     def _choice(self, e: Call, args: list[ScalarValue], compute_dtype: str) -> str | None:
