@@ -138,3 +138,12 @@ def test_states_are_not_stored():
     ]
     both = tilec.compile(PROGRAMS["decays by column"], backend="triton").lower(*given, target="sm_90")
     assert shapes(both) == [(2, 3, 4), (2, 4, 4)]
+
+
+def test_few_warps_wait_for_each_other_at_each_sum():
+    """Of a matrix of weights, whose sums threads add up more of; exponentials are taken by more threads."""
+    for name, warps in (("from the end", 2), ("hidden states", 4)):
+        sizes = {"T": 8, "B": 64, "D": 64}
+        specs = [tilec.spec(tuple(sizes[d] for d in i.dims)) for i in parse(PROGRAMS[name]).inputs]
+        source = tilec.compile(PROGRAMS[name], backend="triton").lower(*specs, target="sm_90").source()
+        assert f"num_warps={warps}" in source

@@ -38,6 +38,7 @@ from tilec.transforms.util.rewrite import with_parts
 MOST_STATES = 4096  # elements of a program's states
 LEAST_BY_DOT = 16  # elements along each axis of what `tl.dot` multiplies
 STATES_PER_THREAD = 8  # elements of a block of states, about
+TERMS_PER_STATE = 8  # that take a thread as long: warps more than that wait for each other at each sum
 TILE_WARPS = 8
 BUSY_SHARE = 4  # times as many keep all multiprocessors busy
 ROUND_STEPS = 4  # at most, whose loads are in flight together
@@ -77,7 +78,9 @@ class StateTile:
 
     @property
     def warps(self) -> int:
-        points = max(self.points(self.axes(self.loop.lanes)), self.largest // 4)
+        exponentials = any(e.aggregation == "logsumexp" for e in self.loop.aggregates())
+        added = self.largest // (TERMS_PER_STATE // 2 if exponentials else TERMS_PER_STATE)
+        points = max(self.points(self.axes(self.loop.lanes)), added)
         return max(1, min(TILE_WARPS, power_of_two(points // (32 * STATES_PER_THREAD))))
 
     def rounds(self, accesses: Collection[frozenset[str]]) -> int:
