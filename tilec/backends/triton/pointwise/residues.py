@@ -47,7 +47,7 @@ LEAST_PROGRAMS = MULTIPROCESSORS  # fewer, and some multiprocessors have none
 CLASS_BLOCK = 1024  # places of a block, for up to eight elements each
 LEAST_COLUMNS = 24
 CLASS_COLUMNS, SINGLE_BLOCK = 64, 512  # of a block; places of one whose columns are two variables, of odd channels
-REPEATED_VECTOR, REPEATED_BLOCK = 4, 512
+REPEATED_VECTOR, REPEATED_BLOCK = 4, 1024
 MOST_TESTED = 4  # values of a variable that conditions tell apart
 JOINED = (2, 4)  # neighbours in memory that are joined in registers before they are stored
 
