@@ -206,3 +206,11 @@ def test_long_rows_that_are_walked_twice(columns, dtype, block, hints):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_rows_of_two_tensors_have_more_warps(dtype):
     assert blocks(SOFTMAX_GRADIENT, *[tilec.spec((4096, 50257), dtype)] * 2) == [(1, 4096, 16)]
+
+
+@pytest.mark.parametrize(("body", "warps"), [("sin(X[n, c] * A[n]) * G[n, c]", 2), ("X[n, c] * A[n] * G[n, c]", 4)])
+def test_threads_have_more_sines_under_way(body, warps):
+    text = f"""function (X[N, C], G[N, C], A[N]) -> (S, T) {{
+        S[n : N] = sum({body}); T[n : N] = sum(G[n, c] * G[n, c]); }}"""
+    given = tilec.spec((8192, 8192)), tilec.spec((8192, 8192)), tilec.spec((8192,))
+    assert blocks(text, *given) == [(1, 1024, warps)]

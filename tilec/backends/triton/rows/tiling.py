@@ -27,6 +27,7 @@ STAGED = 160 * 1024  # bytes of rows under way, at most: what every supported de
 ACROSS = 32  # rows of a block that holds their columns where memory runs along the rows, at least
 # functions that take exponentials
 EXPONENTIALS = frozenset(("exp", "exp2", "erf", "gelu", "sigmoid", "silu", "softplus", "tanh"))
+SINES = frozenset(("sin", "cos"))
 NARROWEST_SHARE = 32  # columns of a block where memory runs along the rows and programs are few, at least
 NARROW_ROW, ROWS_OF_WARP = 512, 1024  # elements of a row that a warp takes alone, at most; of its rows together
 NARROW_ROWS = 128  # the first of these where rows of several tensors are held
@@ -201,7 +202,10 @@ def _looped(group: Group, together: int, strides: Strides, types: Types) -> RowT
         return RowTiling("looped", down, block, 0, max(4, min(16, down * block // 512)))
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
-    return RowTiling("looped", down, block, 0, 16 if down * block > 4096 else 8 if exponentials or idle else 4)
+    warps = 16 if down * block > 4096 else 8 if exponentials or idle else 4
+    if down * block == 1024 and _calls(group) & SINES:
+        warps = 2  # more of them under way in a thread: snake's gradient takes 206 us, with four warps 226 (H200)
+    return RowTiling("looped", down, block, 0, warps)
 
 
 def _walked_again(group: Group, types: Types) -> set[str]:
