@@ -186,3 +186,50 @@ def test_widths_of_one_name(widths):
     wanted = torch.autograd.grad(tilec.compile(text)(*inputs), inputs, torch.tensor(cotangent).double())
     for name, gradient in zip(parts.backward.program.outputs, wanted, strict=True):
         np.testing.assert_allclose(backward.values[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, guard, kernels",
+    [("jvp", "full", 1), ("jvp", "causal", 1), ("grad of grad", "full", 3), ("grad of grad", "causal", 4)],
+)
+def test_kernels_of_derivatives(name, guard, kernels):
+    """Whether a row has a point is asked after the walk, so that statistics are made beside the sums that they are of;
+    what products' derivatives add up is one sum."""
+    f = DERIVATIVES[name](attention(guard, "triton"))
+    given = [tilec.spec((16, 2048, 64), "bfloat16")] * len(f.program.inputs)
+    assert f.lower(*given, target="sm_90").source().count("_chain[") == kernels
+
+
+A = "A[b, i]"
+SUMS = {
+    "two operands": ("sum(w V[b, j, f]) + sum(w S[b, i, j] * W[b, j, f])", 1),
+    "an operand": ("sum(w V[b, j, f]) + sum(w S[b, i, j] * V[b, j, f])", 1),
+    "a factor of rows": ("sum(w V[b, j, f]) + sum(w A[b, i] * W[b, j, f])", 1),
+    "twice a factor": (f"sum(w {A} * {A} * V[b, j, f]) + sum(w {A} * S[b, i, j] * V[b, j, f])", 1),
+    "three": (f"sum(w {A} * V[b, j, f]) + sum(w S[b, i, j] * V[b, j, f]) + sum(w W[b, j, f])", 1),
+    "something else": ("sum(w V[b, j, f]) + sum(w S[b, i, j] * W[b, j, f]) + C[f]", 1),
+    "a factor of features": ("sum(w V[b, j, f]) + sum(w C[f] * W[b, j, f])", 2),
+    "a statistic": ("sum(w V[b, j, f]) + sum(w L[b, i] * W[b, j, f])", 2),
+    "a difference": ("sum(w V[b, j, f]) - sum(w S[b, i, j] * W[b, j, f])", 2),
+    "other points": ("sum(w V[b, j, f]) + sum(j > 3 ? w W[b, j, f])", 2),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_that_are_added_up(name, dtype):
+    """Of one kernel they are one sum, unless that needs what is there after the walk alone, or other points."""
+    body, sums = SUMS[name]
+    text = f"""function (Q[B, N, E], K[B, M, E], V[B, M, F], W[B, M, F], A[B, N], C[F]) -> (O) {{
+        S[b, i, j : B, N, M] = 0.25 * sum(Q[b, i, e] * K[b, j, e]);
+        L[b, i] = logsumexp(S[b, i, j]);
+        O[b, i, f : B, N, F] = {body.replace("w ", "exp(S[b, i, j] - L[b, i]) * ")};
+    }}"""
+    g, shapes = np.random.default_rng(0), {"Q": (2, 40, 24), "A": (2, 40), "C": (24,)}
+    arrays = {n: rounded(g.standard_normal(shapes.get(n, (2, 33, 24))), dtype) for n in "QKVWAC"}
+    types = {n: TensorType(x.shape, dtype) for n, x in arrays.items()}
+    ran = run(tilec.compile(text).program, types, arrays, Tiling(16, 16))
+    (kernel,) = ran.kernels
+    assert len(kernel) == 1 + sums
+    y = tilec.compile(text, backend="torch")(*(torch.tensor(x).double() for x in arrays.values())).numpy()
+    assert np.linalg.norm(ran.values["O"] - y) <= (2e-2 if dtype == "bfloat16" else 1e-5) * np.linalg.norm(y)

@@ -32,6 +32,7 @@ from tilec.backends.triton.plan.plan import (
 )
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.recurrence import coupled_lanes as recurrence_sweep
+from tilec.backends.triton.recurrence import recurrence
 from tilec.backends.triton.runtime import launcher
 from tilec.backends.triton.runtime.bound import BoundPlan, operation_of
 from tilec.backends.triton.runtime.launcher import CompiledKernel, Launched
@@ -223,6 +224,7 @@ def test_a_fill_runs_as_it_is_printed(fill: float | str) -> None:
 
 def test_one_kernel_that_is_launched_again_and_again(monkeypatch: pytest.MonkeyPatch, driver: None) -> None:
     monkeypatch.setattr(recurrence_sweep, "RESIDENT_LANES", 0)
+    monkeypatch.setattr(recurrence, "recognise_tile", lambda loop: None)
     plan, names, inputs = planned(STEPS, (20, 20), (6, 20))
     (repeat,) = [s for s in plan.steps if isinstance(s, Repeat)]
     told: list[tuple[Any, ...]] = []

@@ -50,11 +50,15 @@ def test_columns_that_memory_runs_through_fill_a_block_together() -> None:
 
 
 def test_single_elements_of_classes_are_written_as_slowly_as_they_are_best() -> None:
-    text = """function (I[N, H, W, C]) -> (O) {
-        O[n, 2*y + j, 2*x + i, c : N, 2*H, 2*W, C] = I[n, y, x, c], j < 2, i < 2;
+    """Of factors that differ beside each other, which are not stored in whole vectors."""
+    text = """function (I[N, H, W, C], F[2]) -> (O) {
+        O[n, 2*y + j, 2*x + i, c : N, 2*H, 2*W, C] = I[n, y, x, c] * F[i], j < 2, i < 2;
     }"""
+    image, factors = (40, 120, 85, 33), (2,)
     odd, wide = (
-        tilec.compile(text).lower(torch.empty(40, 120, 85, 33, device="meta", dtype=t), target="sm_90").source()
+        tilec.compile(text)
+        .lower(*(torch.empty(shape, device="meta", dtype=t) for shape in (image, factors)), target="sm_90")
+        .source()
         for t in (torch.bfloat16, torch.float32)
     )
     assert "quotient_(" not in odd and "quotient_(" in wide

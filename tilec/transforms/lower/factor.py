@@ -49,8 +49,10 @@ from tilec.transforms.util.factors import (
     factors_of,
     is_number,
     quotient_of,
+    shared_factors,
     terms_of,
     unwidened,
+    without_factors,
 )
 from tilec.transforms.util.means import total_of_mean
 from tilec.transforms.util.naming import Names
@@ -259,10 +261,10 @@ def _cut(s: Statement, types: Types) -> SumCut | None:
     terms = [(negative, factors_of(e, types)) for negative, e in terms_of(s.body, False)]
     outer = [f for f in terms[0][1] if not set(index_variables(f.value)) & reduced]
     for _, factors in terms[1:]:
-        outer = _common(outer, factors)
+        outer = shared_factors(outer, factors)
     if len(terms) > 1:
         outer = [f for f in outer if not is_number(f.value)]
-    inner = [(negative, _less(factors, outer)) for negative, factors in terms]
+    inner = [(negative, without_factors(factors, outer)) for negative, factors in terms]
     needed = set(index_variables(*(f.value for _, factors in inner for f in factors))) | set(fixed)
     large = [v for v, n in zip(outputs, types[s.output].shape, strict=True) if v not in needed and n > 1]
     numerators = all(any(not f.divides for f in factors) for _, factors in inner)
@@ -324,7 +326,7 @@ def _running_cut(s: Statement, types: Types) -> SumCut | None:
         if isinstance(a, Access)
         for e, n in zip(a.index, types[a.tensor].shape, strict=True)
     )
-    own = [(negative, _less(factors, inner[0])) for negative, factors in terms]
+    own = [(negative, without_factors(factors, inner[0])) for negative, factors in terms]
     factored = any(i in index_variables(f.value) for _, fs in own for f in fs)
     if i in index_variables(*scanned) or not factored and i not in index_variables(*s.guards):
         return None
@@ -337,22 +339,6 @@ def _running_cut(s: Statement, types: Types) -> SumCut | None:
         return [(own[0][0], inner[0])], own[0][1], outputs, there
     sums = [(negative, quotient_of(fs)) for negative, fs in own]
     return [(False, inner[0])], [Factor(added(sums), False)], outputs, there
-
-
-def _common(some: list[Factor], others: list[Factor]) -> list[Factor]:
-    left, found = list(others), []
-    for f in some:
-        if f in left:
-            left.remove(f)
-            found.append(f)
-    return found
-
-
-def _less(factors: list[Factor], taken: list[Factor]) -> list[Factor]:
-    left = list(factors)
-    for f in taken:
-        left.remove(f)
-    return left
 
 
 def _is_compute_heavy(f: Factor) -> bool:

@@ -175,6 +175,22 @@ def added(terms: list[tuple[bool, Expr]]) -> Expr:
     return result
 
 
+def shared_factors(some: Sequence[Factor], others: Sequence[Factor]) -> list[Factor]:
+    left, found = list(others), []
+    for f in some:
+        if f in left:
+            left.remove(f)
+            found.append(f)
+    return found
+
+
+def without_factors(factors: Sequence[Factor], taken: Sequence[Factor]) -> list[Factor]:
+    left = list(factors)
+    for f in taken:
+        left.remove(f)
+    return left
+
+
 def outside_of_pads(roots: Iterable[Expr]) -> Iterator[Expr]:
     """The nodes of expressions, but for reads that constrain nothing and all that these ask."""
     stack = [*roots]

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import takewhile
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from tilec.backends.common.blocks.ir import (
     Store,
     Value,
     operands,
+    results,
 )
 from tilec.ir.functions import COMPARISONS, FUNCTIONS, RANDOM
 
@@ -256,6 +258,22 @@ FOLDED: Mapping[str, Callable[[int, int], int | bool]] = {
     **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv},
     **{"rest": operator.mod, "larger": max, "smaller": min, **COMPARISONS},
 }
+
+
+def loads_first(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """The operations, what is loaded before the first loop first: it is under way together, and none of it is asked for
+    only after something else arrived."""
+    head = list(takewhile(lambda op: not isinstance(op, Loop), ops))
+    stored = {op.tensor for op in head if isinstance(op, Store)}
+    wanted: set[Value] = set()
+    rest: list[Op] = []
+    early: list[Op] = []
+    for op in reversed(head):
+        first = isinstance(op, Load) or not wanted.isdisjoint(results(op))
+        first = first and not (isinstance(op, Load) and op.tensor in stored)
+        (early if first else rest).append(op)
+        wanted.update(operands(op) if first else ())
+    return tuple(ops) if len(head) == len(ops) else (*reversed(early), *reversed(rest), *ops[len(head) :])
 
 
 def _alive(ops: Sequence[Op], needed: Sequence[Value]) -> tuple[tuple[Op, ...], set[Value]]:

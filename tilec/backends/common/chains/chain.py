@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from tilec.ir.index import Affine, linear, replace_indices
+from tilec.ir.functions import call
+from tilec.ir.index import Affine, distinct_variables, linear, replace_indices
 from tilec.ir.program import Access, Call, Expr, Program, Statement, accesses_in, index_variables, walk
-from tilec.ir.types import NARROW
-from tilec.transforms.util.factors import Factor
+from tilec.ir.types import FLOATS, NARROW, Types
+from tilec.transforms.util.factors import Factor, added, quotient_of, shared_factors, terms_of, without_factors
 
 # of a program that sums over both sides of its matrices: how many of these it has at a time, and registers for them and
 # the sums, of eight warps
@@ -69,6 +70,8 @@ class Reduced:
     """A target as its kernel computes it: `outer * sum(inner)`, each a product. `anchor`: the statistic of this kernel
     that stands in an exponential of the inner product as its greatest argument. `operand`: the type of a mixture's
     operands. `unrolled`: the extent of a mixture's feature where each of its values is a sum by itself, in registers.
+    `closing`: conditions on complete statistics of this kernel, where one of which fails a row's sum is 0. `joined`:
+    further products of the sum of the target before that has the same output.
     """
 
     target: Target
@@ -78,6 +81,8 @@ class Reduced:
     anchor: str | None
     operand: str | None = None
     unrolled: int | None = None
+    closing: tuple[Expr, ...] = ()
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,12 +135,17 @@ class ChainKernel:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        return (*(r.statement for r in self.rows), *(r.target.statement for r in self.targets))
+        return (*(r.statement for r in self.rows), *(r.target.statement for r in self.stored))
+
+    @property
+    def stored(self) -> tuple[Reduced, ...]:
+        """The targets, each output's once."""
+        return tuple(r for r in self.targets if not r.joined)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         stored = tuple(r.statement.output for r in self.rows if r.stored)
-        return (*stored, *(r.target.output for r in self.targets))
+        return (*stored, *(r.target.output for r in self.stored))
 
     def tensors(self, names: Iterable[str]) -> tuple[str, ...]:
         """The tensors that reads of these names read."""
@@ -196,6 +206,94 @@ def with_products(kernel: ChainKernel) -> ChainKernel:
             r = replace(r, inner=inner, feature=mixed, unrolled=None, operand="float32")
         targets.append(r)
     return replace(kernel, targets=tuple(targets))
+
+
+def joined_sums(program: Program, kernels: Sequence[ChainKernel], types: Types) -> tuple[Program, list[ChainKernel]]:
+    """The program and its kernels with mixtures of a kernel that nothing but a statement reads, which adds them up, as
+    one sum. Derivatives of products are such: `TO = TP * V + P * TV`. Registers have room for few sums."""
+    found = list(kernels)
+    for s in program.statements:
+        alone = added_alone(s, program, types)
+        inside = _added_up(s.body)
+        terms = terms_of(inside, False) if alone else []
+        for place, k in enumerate(found):
+            own = [r for r in k.targets if r.target.output in alone and r.target.feature is not None]
+            own = [r for r in own if _adds_up(k, r, own[0])]
+            if len(own) < 2 or k.on_both_sides or k.elementwise:
+                continue
+            first, last = own[0].target.output, own[-1].target.output
+            rest = [t for t in terms if t not in [alone[r.target.output] for r in own]]
+            body = added([(False, r.target.statement.body) for r in own])
+            whole = replace(own[0].target.statement, output=first if rest else s.output, body=body)
+            made: dict[str, tuple[Statement, ...]] = {r.target.output: () for r in own}
+            made[last], made[s.output] = (whole,), ()
+            if rest:
+                left = added([alone[first], *rest])
+                value = left if inside == s.body else call(types[s.output].dtype, left)
+                made[s.output] = (replace(s, body=value),)
+            statements = tuple(m for x in program.statements for m in made.get(x.output, (x,)))
+            program = replace(program, statements=statements)
+            found[place] = replace(k, targets=_with_joined(k.targets, own, whole))
+            break
+    return program, found
+
+
+def added_alone(s: Statement, program: Program, types: Types) -> dict[str, tuple[bool, Expr]]:
+    """The terms of an elementwise statement that nothing else reads, by tensor."""
+    names, terms = distinct_variables(s.index), terms_of(_added_up(s.body), False)
+    if s.aggregation != "assign" or s.guards or s.constraints or s.default is not None or names is None:
+        return {}
+    return {
+        e.tensor: (negative, e)
+        for negative, e in terms
+        if not negative and isinstance(e, Access) and distinct_variables(e.index) == names
+        if terms.count((negative, e)) == len(program.readers(e.tensor)) == 1
+        if e.tensor not in program.outputs and types[e.tensor] == types[s.output]
+    }
+
+
+def _added_up(e: Expr) -> Expr:
+    """What a cast widens or rounds."""
+    return e.args[0] if isinstance(e, Call) and e.function in FLOATS else e
+
+
+def _adds_up(kernel: ChainKernel, r: Reduced, first: Reduced) -> bool:
+    """Whether the sums of two targets have the same points, and may be one: what one of them alone is multiplied by
+    afterwards is a number of each row that is there before."""
+
+    def kind(x: Reduced) -> tuple:
+        t = x.target
+        places = t.feature, t.summed, t.points, t.statement.index
+        return t.aggregation, x.anchor, x.closing, x.operand, x.unrolled, *places
+
+    common = shared_factors(r.outer, first.outer)
+    later = [f.value for x in (r, first) for f in without_factors(x.outer, common)]
+    before = all(a.tensor not in kernel.outputs for a in accesses_in(*later))
+    before = before and r.target.feature not in index_variables(*later)
+    return before and kind(r) == kind(first) and r.target.aggregation == "sum" and r.unrolled is None
+
+
+def _with_joined(targets: Sequence[Reduced], own: Sequence[Reduced], whole: Statement) -> tuple[Reduced, ...]:
+    """The targets with these as one: factors that are not common stay with their products, and what is multiplied by
+    the same operand is added up first."""
+    outer = list(own[0].outer)
+    for r in own:
+        outer = shared_factors(outer, r.outer)
+    products: list[Reduced] = []
+    for r in own:
+        inner = [*r.inner, *without_factors(r.outer, outer)]
+        place = next((k for k, p in enumerate(products) if p.feature == r.feature), None)
+        shared = [] if place is None else shared_factors(products[place].inner, inner)
+        rescaled = r.anchor is None or any(a.tensor == r.anchor for f in shared for a in accesses_in(f.value))
+        if place is None or not rescaled:
+            target = replace(r.target, statement=whole)
+            products.append(replace(r, target=target, inner=tuple(inner), outer=tuple(outer), joined=bool(products)))
+            continue
+        p = products[place]
+        sums = [(False, quotient_of(without_factors(x, shared))) for x in (p.inner, inner)]
+        target = replace(p.target, body=p.target.body + r.target.body)
+        products[place] = replace(p, target=target, inner=(*shared, Factor(added(sums), False)))
+    return tuple(x for r in targets for x in (products if r is own[-1] else () if r in own else (r,)))
 
 
 def joined_sides(kernels: Sequence[ChainKernel], depends: Mapping[str, set[str]]) -> list[ChainKernel]:

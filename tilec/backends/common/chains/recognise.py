@@ -13,7 +13,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilec.backends.common.chains.chain import ChainKernel, Inner, Reduced, Target, joined_sides, mixes, with_products
+from tilec.backends.common.chains.chain import (
+    ChainKernel,
+    Inner,
+    Reduced,
+    Target,
+    added_alone,
+    joined_sides,
+    joined_sums,
+    mixes,
+    with_products,
+)
 from tilec.backends.common.chains.cost import chains_pay
 from tilec.backends.common.chains.flat_sides import has_short_sides, with_flat_sides
 from tilec.backends.common.chains.in_place import with_reads_in_place
@@ -24,11 +34,11 @@ from tilec.backends.common.chains.splits import with_walks_apart
 from tilec.backends.common.chains.spread import with_spread_weights
 from tilec.backends.common.chains.targets import (
     Matrices,
-    compared_sums,
     matrices_of,
     operand_dtype,
     operand_factors,
     renamed_target,
+    rounded_alike,
     targets_of,
 )
 from tilec.backends.common.chains.values import LONGEST_INNER, Apart, as_inner, extents_of, with_terms_inside
@@ -164,7 +174,9 @@ def _chained(program: Program, types: Types, stored: Collection[str] = (), matri
         if 0 < len(beside.kernels) < len(kernels):
             changed = {s.output for s in apart.statements if s not in program.statements}
             return replace(beside, rewritten=beside.rewritten | changed)
-    laid = by_terms(program, _rounded_alike(kernels, matrices), matrices.types)
+    joined, kernels = joined_sums(program, kernels, types)
+    summed = frozenset(s.output for s in joined.statements if s not in program.statements)
+    laid = by_terms(joined, rounded_alike(kernels, matrices), matrices.types)
     placed = with_reads_in_place(laid.program, laid.kernels, laid.types, matrices.values)
     program, kernels = placed.program, placed.kernels
     rowed = with_rows(program, kernels, laid.types)
@@ -178,7 +190,7 @@ def _chained(program: Program, types: Types, stored: Collection[str] = (), matri
     statements = {s.output: s for s in program.statements}
     found = {k.first: k for k in kernels}
     left = tuple(statements[o] for unit in order for o in unit)
-    return Chained(replace(program, statements=left), laid.types, found, laid.made)
+    return Chained(replace(program, statements=left), laid.types, found, laid.made | summed)
 
 
 def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target]:
@@ -220,6 +232,7 @@ def _canonical(targets: Mapping[str, Target], matrices: Matrices) -> list[Target
 
 def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) -> list[ChainKernel]:
     depends = _dependences(program, {t.output for t in targets}, matrices)
+    sums = {n: s.output for s in program.statements for n in added_alone(s, program, matrices.types)}
     kernels: list[list[Reduced]] = []
     shapes: list[tuple] = []
     for t in targets:
@@ -231,7 +244,7 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
             there = {r.target.output: r for r in kernel}
             own = {n for n in read if n in there}
             beyond = set().union(*(depends[n] for n in read - own))
-            if shape != place or beyond & there.keys() or not (own or _has_room(kernel, t, matrices)):
+            if shape != place or beyond & there.keys() or not (own or _has_room(kernel, t, sums, matrices)):
                 continue
             reduced = _reduced(t, own, there, extent, matrices)
             if reduced is not None:
@@ -246,19 +259,13 @@ def _kernels(program: Program, targets: Sequence[Target], matrices: Matrices) ->
     return joined_sides([with_products(k) for k in made if k is not None], depends) if None not in made else []
 
 
-def _rounded_alike(kernels: Sequence[ChainKernel], matrices: Matrices) -> list[ChainKernel]:
-    """The kernels, those that compute an inner sum which some of them compares rounding one by one."""
-    roots = [e for k in kernels for r in k.targets for e in (r.target.body, *r.target.conditions)]
-    compared = compared_sums(matrices, *roots)
-    return [replace(k, singly=bool(compared & k.inners.keys())) for k in kernels]
-
-
-def _has_room(kernel: Sequence[Reduced], t: Target, matrices: Matrices) -> bool:
-    """Whether mixtures as wide as these fit into registers side by side."""
+def _has_room(kernel: Sequence[Reduced], t: Target, sums: Mapping[str, str], matrices: Matrices) -> bool:
+    """Whether mixtures as wide as these fit into registers side by side. `sums`: what adds some of them up."""
     mixtures = [m for m in (*(r.target for r in kernel), t) if m.feature is not None]
     halves = all(operand_dtype(m, matrices.types) in NARROW for m in mixtures)
     most = MOST_FEATURES if halves else LONGEST_INNER
-    return t.feature is None or sum(_extent(m, matrices)[m.feature or ""] for m in mixtures) <= most
+    features = {(sums.get(m.output, m.output), m.points): _extent(m, matrices)[m.feature or ""] for m in mixtures}
+    return t.feature is None or sum(features.values()) <= most
 
 
 def _read(t: Target) -> set[str]:
@@ -308,8 +315,10 @@ def _reduced(
 ) -> Reduced | None:
     """The target as a product of what it sums and what it does not; None where it needs statistics of its kernel,
     `own`, otherwise than there can be while they are not complete."""
-    if own & {a.tensor for a in accesses_in(*t.conditions)}:
+    closing = tuple(c for c in t.conditions if not own.isdisjoint(a.tensor for a in accesses_in(c)))
+    if closing and (t.aggregation != "sum" or not {*index_variables(*closing)}.isdisjoint(t.summed)):
         return None
+    t = replace(t, conditions=tuple(c for c in t.conditions if c not in closing)) if closing else t
     if t.aggregation != "sum":
         return None if own else Reduced(t, (Factor(t.body, False),), (), (), None)
     across = {v for v in extent if v in t.summed}
@@ -346,7 +355,7 @@ def _reduced(
                 return None
     if any({a.tensor for a in accesses_in(f.value)} & own for f in feature):
         return None
-    return Reduced(t, tuple(inner), tuple(feature), tuple(outer), anchor, operand, unrolled)
+    return Reduced(t, tuple(inner), tuple(feature), tuple(outer), anchor, operand, unrolled, closing)
 
 
 def _all_of(t: Target, top: Target) -> bool:

@@ -29,18 +29,15 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names, fresh_variable
 
-MOST_PROGRAMS = 264  # programs, at most
-MOST_PROGRAMS_OF_POINTS = 1056  # of kernels without products, which have fewer registers
-MOST_PROGRAMS_OF_MATRICES = 528  # of kernels that walk neither side of their matrices
-FEWEST_BLOCKS = 4  # that a part of these walks
-ENOUGH_PROGRAMS = 100  # programs that are left alone
+# programs, at most; of kernels without products, which have fewer registers; of kernels that walk no side of matrices
+MOST_PROGRAMS, MOST_PROGRAMS_OF_POINTS, MOST_PROGRAMS_OF_MATRICES = 264, 1056, 528
+ENOUGH_PROGRAMS, FEWEST_BLOCKS = 100, 4  # programs that are left alone; blocks of a matrix that a part walks
 # of few rows, which mostly read; shorter ones leave less idle at the end (400 x 6680 x 72: 292 us, in four parts 261)
-ENOUGH_OF_FEW_ROWS, MOST_OF_FEW_ROWS, LONG_WALKS = 528, 1600, 2**20  # columns of all programs
+ENOUGH_OF_FEW_ROWS, MOST_OF_FEW_ROWS, LONG_WALKS = 462, 1600, 2**20  # columns of all programs
 ROWS_OF_A_SMALL_PROGRAM, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of few rows, or without products, and others
 # where one 16-bit product and at most one mixture have operands of more columns than that, a program has twice the rows
-# and a multiprocessor to itself, so many of which there are; as much of them should be busy
 COLUMNS_OF_A_SMALL_PROGRAM, ROWS_OF_A_LARGE_PROGRAM = 128, 128
-PROGRAMS_AT_ONCE, BUSY = 132, 0.9
+PROGRAMS_AT_ONCE, BUSY = 132, 0.9  # such programs, one a multiprocessor; what share of these should be busy
 # of the longest walk's time, what it takes where the others have ended; of a triangle's, what it takes however even
 LONGEST_ALONE, HOWEVER_EVEN = 0.85, 1.15
 FEWEST_COLUMNS, FEWEST_PLACES = 512, 16  # columns of a part; a row's parts in a kernel that serves all fewer of them
@@ -266,7 +263,7 @@ def _in_parts(kernel: ChainKernel, shared: Mapping[str, int], types: Types) -> S
         target = replace(
             t, statement=made, body=rebuilt(t.body, change), bounds=tuple(sorted({*t.bounds, *bounds}, key=repr))
         )
-        return replace(r, target=target, inner=inner, outer=(), anchor=anchor)
+        return replace(r, target=target, inner=inner, outer=(), anchor=anchor, closing=())
 
     targets, total = tuple(map(reduced, kernel.targets)), math.prod(counts.values())
     made = replace(kernel, targets=targets, batch=(*counts, *kernel.batch), extent={**kernel.extent, **counts})
@@ -282,7 +279,7 @@ def _in_parts(kernel: ChainKernel, shared: Mapping[str, int], types: Types) -> S
 def sums_of_parts(kernel: ChainKernel, types: Types) -> list[Statement]:
     """The statements that put parts together, where these are sums, times numbers; none where a statistic or a factor
     of each row is to be met. `types`: with the parts'."""
-    targets = [(r.target.output, r) for r in kernel.targets]
+    targets = [(r.target.output, r) for r in kernel.stored]
     if any(r.target.aggregation != "sum" or r.anchor is not None for _, r in targets):
         return []
     if any(isinstance(e, Access | Index) for _, r in targets for f in r.outer for e in walk(f.value)):
@@ -321,16 +318,17 @@ class _Together:
             size = b.size(size_name(v), kernel.extent[v])
             positions[v] = rest if v == many[0] else b.apply("rest", rest, size, hint=v)
             rest = rest // size
-        for r in kernel.targets:
-            if r.target.feature is not None:
-                positions[r.target.feature] = b.positions(f"d{kernel.extent[r.target.feature]}")
+        features = (f for r in kernel.targets if (f := r.target.feature) is not None)
+        positions |= {f: b.positions(f"d{kernel.extent[f]}") for f in features}
         within = partial(self._within, positions=positions)
-        at = Emitter(b, self.types, positions, kernel.extent, within, lambda a: None, kernel.in_place)
         shares: dict[str, tuple[Value, Value, Value, Value]] = {}
+        at = Emitter(
+            b, self.types, positions, kernel.extent, within, lambda a: shares.get(a.tensor, (None,))[0], kernel.in_place
+        )
         for r in kernel.targets:
             if r.target.aggregation != "sum":
                 shares[r.target.output] = self._statistic(r, at)
-        for r in kernel.targets:
+        for r in kernel.stored:
             self._store(r, at, shares)
         used = kernel.tensors(a for r in kernel.targets for f in r.outer for a in tensors_of(f.value))
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in used]
@@ -397,4 +395,6 @@ class _Together:
                     nothing = nothing & shares[r.anchor][3].equals(low)
                     whole = b.apply("select", nothing, zero, whole)
                 value = whole
+            for c in r.closing:
+                value = b.apply("select", at.condition(c), value, b.number(0.0, "float32"))
         at.store(t.statement, value)

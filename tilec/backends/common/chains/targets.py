@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.backends.common.chains.chain import Inner, Target
+from tilec.backends.common.chains.chain import ChainKernel, Inner, Target
 from tilec.backends.common.chains.sheared import is_aslant
 from tilec.backends.common.chains.values import (
     DOT_DTYPES,
@@ -325,9 +325,11 @@ def _equalities(*roots: Expr) -> list[set[str]]:
     ]
 
 
-def compared_sums(matrices: Matrices, *roots: Expr) -> set[str]:
-    """The inner sums that are tested for equality."""
-    return {n for names in _equalities(*roots) for n in names if n in matrices.inners}
+def rounded_alike(kernels: Sequence[ChainKernel], matrices: Matrices) -> list[ChainKernel]:
+    """The kernels, those that compute an inner sum which some of them tests for equality rounding one by one."""
+    roots = [e for k in kernels for r in k.targets for e in (r.target.body, *r.target.conditions)]
+    compared = {n for names in _equalities(*roots) for n in names if n in matrices.inners}
+    return [replace(k, singly=bool(compared & k.inners.keys())) for k in kernels]
 
 
 def _compares(matrices: Matrices, extrema: Collection[str], *roots: Expr) -> bool:

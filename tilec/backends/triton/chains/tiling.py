@@ -62,6 +62,7 @@ LARGER_WIDTH = 80  # of operands, up to which sums and scores of larger blocks h
 NARROW_WIDTH, TWO_BLOCKS = 64, 128  # of operands with long steps where a walk has more than a block of 64, at most two
 ROLES = Tiling(128, 128, 4, 2)  # of kernels whose warps have work of their own
 ROLES_WIDTH = 128  # of their operands, at least
+KEPT_BYTES = 1024  # bytes of shared memory that a multiprocessor keeps for each program
 ROLES_BARRIERS = 1024  # bytes
 ROLES_STEPS = (128, 64)
 ROLES_SUMS = 180  # registers of a thread for scores, these in 16 bits, and sums
@@ -75,6 +76,7 @@ ROW_VALUES = 144  # of a thread's rows in registers: terms of inner sums, and su
 FEW_VALUES = 4  # of a row, up to which twice as many warps share the rows of sums: each reads little for itself
 # registers of a thread: for sums, where these are many; for these, scores and matrices. Steps for their sake, at least
 MANY_SUMS, POINT_VALUES, SHORTEST_CROWDED = 128, 232, 32
+FEW_SCORES = 3  # of scores, which programs of four warps have registers for beside sums
 TILES_OF_ROWS, TILE_STAGES = 4, 3  # of kernels whose columns are one block: blocks of rows that a program has
 
 
@@ -96,10 +98,12 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
         chosen = MATRIX
     else:
         tilings = next(t for n, t in table.items() if widest <= n)
-        whole = mixtures > 1 and is_whole_window(kernel, tilings[0].step)
-        chosen = tilings[0 if whole else _walk_of(kernel, types)]
+        kind_of_walk = _walk_of(kernel, types)
+        many = products > 2 and kind_of_walk < 2
+        whole = mixtures > 1 and (many or is_whole_window(kernel, tilings[0].step))
+        chosen = tilings[0 if whole else kind_of_walk]
         short = NARROW_WIDTH < kernel.extent[kernel.looped] <= TWO_BLOCKS
-        if table is MIXTURES and widest <= NARROW_WIDTH and short:
+        if table is MIXTURES and widest <= NARROW_WIDTH and short and not many:
             chosen = LONG_STEPS
         elif table is ONE_PRODUCT:
             chosen = _of_one_product(kernel, types, chosen)
@@ -121,9 +125,11 @@ def choose_chain_tiling(kernel: ChainKernel, types: Types, setting: Setting) -> 
     stages = 2 * found.stages - 1 if kernel.in_place else found.stages
     warps = 2 if kernel.looped is None and block <= SMALL_MATRIX else found.warps
     found = replace(found, block=max(block, LEAST), step=max(step, LEAST), stages=stages, warps=warps)
-    found = _fitted(found, operands, 2 if halves else 4, setting.device.shared)
+    size, shared = 2 if halves else 4, setting.device.shared
+    found = _of_many_products(found, kernel, operands, size, shared) if products > 2 else found
+    found = _fitted(found, operands, size, shared)
     found = _in_registers(found, kernel, operands)
-    return _with_tiles(found, kernel, operands, 2 if halves else 4, setting.device.shared)
+    return _with_tiles(found, kernel, operands, size, shared)
 
 
 def _lies_between_sectors(kernel: ChainKernel) -> bool:
@@ -214,7 +220,7 @@ def _widths(kernel: ChainKernel) -> list[int]:
 
 def _mixed_features(kernel: ChainKernel) -> int:
     """Of all mixtures."""
-    features = [f for r in kernel.targets if (f := r.target.feature) is not None]
+    features = [f for r in kernel.stored if (f := r.target.feature) is not None]
     return sum(padded_features(kernel, kernel.extent[f]) for f in features)
 
 
@@ -258,12 +264,34 @@ def _values_of_row(kernel: ChainKernel) -> int:
     return sums + sum(i.extent for i in kernel.inners.values())
 
 
+def _of_many_products(tiling: Tiling, kernel: ChainKernel, operands: _Operands, size: int, shared: int) -> Tiling:
+    """Of derivatives of derivatives, whose operands take much shared memory: where it has no room for two programs of
+    four warps, or more than three products of scores leave registers room for sums, one program of eight warps has
+    twice the rows. Registers are not held to more programs than it has room for."""
+    if operands[2] or len(kernel.blocked) != 1 or kernel.looped is None:
+        return tiling
+    each = _room(tiling, operands, size) + KEPT_BYTES
+    larger = replace(tiling, block=2 * tiling.block, warps=2 * tiling.warps, resident=0)
+    enough = kernel.extent[kernel.blocked[0]] >= larger.block and _programs(kernel, larger) >= TWO_A_MULTIPROCESSOR // 2
+    few = 2 * each > shared + KEPT_BYTES
+    if not few and sum(i.left is not None for i in kernel.inners.values()) > FEW_SCORES:
+        few = tiling.block * _mixed_features(kernel) // (32 * tiling.warps) < MANY_SUMS
+    if few and (tiling.block, tiling.warps) == (MATRIX.block, MATRIX.warps) and enough:
+        return larger
+    return replace(tiling, resident=0) if tiling.resident * each > shared + KEPT_BYTES else tiling
+
+
+def _room(tiling: Tiling, operands: _Operands, size: int) -> int:
+    """Bytes of shared memory of operands of so many bytes an element."""
+    stationary, streamed, matrices = operands
+    each = tiling.step * (sum(streamed.values()) + tiling.block * len(matrices))
+    return (tiling.block * sum(stationary.values()) + tiling.stages * each) * size
+
+
 def _fitted(tiling: Tiling, operands: _Operands, size: int, shared: int) -> Tiling:
     """Fewer stages, then smaller blocks, until operands of so many bytes an element fit into shared memory."""
-    stationary, streamed, matrices = operands
     while True:
-        each = tiling.step * (sum(streamed.values()) + tiling.block * len(matrices))
-        if (tiling.block * sum(stationary.values()) + tiling.stages * each) * size <= shared:
+        if _room(tiling, operands, size) <= shared:
             return tiling
         if tiling.stages > 1:
             tiling = replace(tiling, stages=tiling.stages - 1)
@@ -276,11 +304,12 @@ def _fitted(tiling: Tiling, operands: _Operands, size: int, shared: int) -> Tili
 
 
 def _in_registers(tiling: Tiling, kernel: ChainKernel, operands: _Operands) -> Tiling:
-    """Shorter steps where sums have half of a thread's registers, and scores and matrices that are read for each score
-    would take more than are left: products wait for each other then."""
-    matrices, threads = len(operands[2]), 32 * tiling.warps
+    """Shorter steps where sums have half of a thread's registers, and more than two scores, or these and matrices that
+    are read for each score, would take more than are left: products wait for each other then."""
+    products, threads = sum(i.left is not None for i in kernel.inners.values()), 32 * tiling.warps
     sums, step = tiling.block * _mixed_features(kernel) // threads, tiling.step
-    beside = tiling.block * (2 + matrices) if matrices and sums >= MANY_SUMS else 0
+    values = max(products, 2) + len(operands[2])
+    beside = tiling.block * values if values > 2 and sums >= MANY_SUMS else 0
     while beside and step > SHORTEST_CROWDED and sums + beside * step // threads > POINT_VALUES:
         step //= 2
     return replace(tiling, step=step)

@@ -217,7 +217,7 @@ def _dot_steps(p: Problem, product: MatrixProduct) -> list[Step] | None:
 
 def _of_stored_operands(p: Problem) -> list[Step] | None:
     """Of the statement as it is written: a library reads tensors as they are, and parts are made of what is stored."""
-    if p.product is None or p.setting.precision != "highest" or len(p.space.classes) != 1:
+    if p.product is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
         return None
     if not has_stored_operands(p.product.dot):
         return None

@@ -259,7 +259,7 @@ class Accumulation(Places):
             weights = p
             if rest:
                 weights = at.product(rest) * p
-            before = None if before is None or r is None else before * r
+            before = before if reduced.joined else None if before is None or r is None else before * r
             selected = bool(rest) or self._of(reduced.anchor).target.points != t.points
         elif mask is not None and self._masks_exponents(quotient_of(factors), t) and self._seen(t, at, masked) is None:
             weights, selected = self._masked_exponentials(at, mask, masked).product(factors), False

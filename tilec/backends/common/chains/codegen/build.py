@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 
-from tilec.backends.common.blocks.builder import INDEX_TYPE
+from tilec.backends.common.blocks.builder import INDEX_TYPE, loads_first
 from tilec.backends.common.blocks.ir import BlockProgram, Tensor, Value
 from tilec.backends.common.blocks.verify import verify_kernel
 from tilec.backends.common.chains.chain import ChainKernel, Reduced
@@ -110,7 +110,7 @@ class _Build(Accumulation):
             b.loop(*self.several, 1, (), go, hint="tile")
         else:
             self._compute(positions)
-        body = b.body
+        body = loads_first(b.body)
         used = tensors_touched(body)
         tensors = [Tensor(n, self.types[n].dtype, len(self.types[n].shape)) for n in kernel.reads if n in used]
         lists = {} if self.visits is None else block_shapes(self.visits, kernel, self.tiling)
@@ -132,7 +132,7 @@ class _Build(Accumulation):
         b = self.b
         found: list[Value] = []
         places: dict[str, tuple[int, ...]] = {}
-        for r in self.kernel.targets:
+        for r in self.kernel.stored:
             t = r.target
             axes = self._walked_axes(t)
             first = {"max": -math.inf, "min": math.inf, "logsumexp": -math.inf}.get(t.aggregation, 0.0)
@@ -343,7 +343,8 @@ class _Build(Accumulation):
             elif t.feature is not None:
                 for k, place in enumerate(own):
                     values = self._at_feature(r, k, positions, masked)
-                    state[place] = self._sum(r, values, mask, carried[place], exponentials, masked)
+                    before = state[place] if r.joined else carried[place]
+                    state[place] = self._sum(r, values, mask, before, exponentials, masked)
             else:
                 state[own[0]] = self._sum(r, at, mask, before, exponentials, masked)
         return state
@@ -367,7 +368,7 @@ class _Build(Accumulation):
         b = self.b
         state = self._combined(state, places)
         looped = self.kernel.looped
-        for r, k in [(x, k) for x in self.kernel.targets for k in range(self._blocks(x))]:
+        for r, k in [(x, k) for x in self.kernel.stored for k in range(self._blocks(x))]:
             t = r.target
             across = looped is not None and self.kernel.summed_side(t) != looped
             here = {**positions, looped: b.positions(looped)} if across and looped else positions
@@ -388,6 +389,8 @@ class _Build(Accumulation):
                     value = b.apply("select", self._empty(t, at, state), b.number(0.0, "float32"), value)
                 elif (holds := self._holds_for_rows(t, at)) is not None:
                     value = b.apply("select", holds, value, b.number(0.0, "float32"))
+                for c in r.closing:
+                    value = b.apply("select", at.condition(c), value, b.number(0.0, "float32"))
             if t.feature is None:
                 self.row[t.output] = value
             at.store(t.statement, value)
