@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import tilec
 from tilec.cli.options import add_source, add_types, argument_specs, compiled
 from tilec.cli.progress import progress
+from tilec.transforms.bind.sizes import counted
 
 
 def add(commands) -> None:
@@ -36,8 +37,8 @@ def _build(args: argparse.Namespace) -> None:
             also=also,
         )
     size = sum(f.stat().st_size for f in path.iterdir() if f.is_file())
-    files = len(list(path.glob("*.cubin")))
-    print(f"{path}: {files} kernels for {args.target}, {size / 1024:.0f} KiB, in {time.perf_counter() - start:.1f} s")
+    kernels = counted(len(list(path.glob("*.cubin"))), "kernel")
+    print(f"{path}: {kernels} for {args.target}, {size / 1024:.0f} KiB, in {time.perf_counter() - start:.1f} s")
 
 
 def _sets(args: argparse.Namespace) -> Iterator[dict[str, list[str]]]:
