@@ -111,7 +111,8 @@ def test_borders_alone_are_looked_at(step: str, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(found.nan_to_num(7.0)[~left], exact.nan_to_num(7.0)[~left])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+# of float32, all blocks of which are looked at, are the other tests here
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_librarys_borders_are_computed_again(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In 16 bits no others are looked at."""
     made = TritonBackend.__init__
