@@ -189,7 +189,8 @@ def _looped(group: Group, together: int, strides: Strides, types: Types) -> RowT
         # two tensors (softmax's gradient) take 1.06 to 1.18 of the time in other blocks, in a cache or not
         warps = 16 if len(again) > 1 or all(types[name].dtype in NARROW for name in again) else 32
         return RowTiling("looped", 1, min(needed, 256 * warps), 0, warps)
-    heavy, exponentials = _is_heavy(group), "exp" in _calls(group)
+    calls, heavy = _calls(group), _is_heavy(group)
+    exponentials = "exp" in calls
     down = min(power_of_two(rows), together)
     few = down == 1 and rows <= FEW_LONG_ROWS  # programs: each has more of its row under way
     idle = heavy and down > 1 and rows <= FEW_LONG_ROWS * down  # few programs: each has more under way
@@ -203,7 +204,7 @@ def _looped(group: Group, together: int, strides: Strides, types: Types) -> RowT
     if few and not exponentials:
         return RowTiling("looped", down, block, 0, max(4, min(16, block // 256)))
     warps = 16 if down * block > 4096 else 8 if exponentials or idle else 4
-    if down * block == 1024 and _calls(group) & SINES:
+    if down * block == 1024 and calls & SINES:
         warps = 2  # more of them under way in a thread: snake's gradient takes 206 us, with four warps 226 (H200)
     return RowTiling("looped", down, block, 0, warps)
 
