@@ -147,7 +147,7 @@ def test_gradients_of_pools(name: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(found[0].double(), found[1], rtol=1e-5, atol=1e-5)
 
 
-APART = {  # windows that do not overlap: the program that writes a window's elements finds maximum and ties in it
+APART = {  # windows that do not overlap
     "2x2": "O[n, y, x, c : N, H/2, W/2, C] = >(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;",
     "least of 3x3": "O[n, y, x, c : N, H/3, W/3, C] = <(I[n, 3*y + j, 3*x + i, c]), j < 3, i < 3;",
     "four in time": "O[n, y, x, c : N, H/4, W, C] = >(I[n, 4*y + j, x, c]), j < 4;",
@@ -185,11 +185,6 @@ def test_gradients_of_windows_that_do_not_overlap(name: str) -> None:
                 found += torch.autograd.grad(whole(leaf), leaf, cotangent)
             for got in found:
                 torch.testing.assert_close(got.double(), wanted, rtol=1e-2 if dtype is torch.bfloat16 else 1e-6, atol=0)
-    for dtype in (torch.float32, torch.bfloat16):
-        i = image((2, 12, 12, 136 if "memory" in name or "first" in name else 34), dtype)
-        kernels = f.lower(i, exact(i)).kernels
-        # elements of one residue belong to another window there than the rest at their place
-        assert len(kernels) == (3 if name == "from the second on" else 1)
 
 
 def test_second_derivatives_of_windows_that_do_not_overlap() -> None:

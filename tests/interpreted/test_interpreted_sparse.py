@@ -23,7 +23,7 @@ CASES = {
     "two, added up": "G[T[m], d : N, D] = +(X[m, d]); H[T[m] - 1, d : N, D] = +(X[m, d]); Y = G + H + Z;",
 }
 DEFAULT = "rows that read theirs", "an epilogue"
-GROUPS = {  # what a kernel of rows of Z stores
+GROUPS = {  # what kernels of rows of Z compute of a scatter
     "a gradient": "Y[n, v] = G[n, v] + exp(Z[n, v] - L[n]) * P[n];",
     "what others read as well": "Q[n, v] = G[n, v] - exp(Z[n, v] - L[n]); Y[n, v] = Q[n, v] * sum(Q[n, w]);",
     "of a statistic that is not": "R[n] = sum(Z[n, v] * Z[n, v]); Y[n, v] = G[n, v] - Z[n, v] / R[n];",
@@ -46,7 +46,7 @@ def test_places_that_occur(sparse, monkeypatch, case):
 
 
 @pytest.mark.parametrize("case", GROUPS)
-def test_places_that_a_group_has_stored(sparse, case):
+def test_places_that_a_group_reads(sparse, case):
     torch.manual_seed(0)
     n, v, k = 5, 1000, 7
     w, t, z, p = torch.randn(n, k), torch.randint(-2, v + 2, (n, k)), torch.randn(n, v), torch.randn(n)
@@ -56,10 +56,7 @@ def test_places_that_a_group_has_stored(sparse, case):
         G[n, T[n, k] : N, V] = +(W[n, k] * P[n]);
         {GROUPS[case]}
     }}"""
-    f = _agree(source, w, t, z, p)
-    given = [tilec.spec(tuple(x.shape), str(x.dtype)[6:]) for x in (w, t, z, p)]
-    made = "G =" in f.lower(*given, target="sm_90").source()
-    assert made == (case != "a gradient")
+    _agree(source, w, t, z, p)
 
 
 def test_the_gradient_of_elements_that_are_read_again(sparse):
@@ -71,7 +68,6 @@ def test_the_gradient_of_elements_that_are_read_again(sparse):
     f, exact = (tilec.compile(source, backend=b).grad("X") for b in ("triton", "torch"))
     for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         found = f(x.to(dtype), t, d)
-        assert not any("G =" in text for text in (f.lower(x.to(dtype), t, d).source(),))
         torch.testing.assert_close(found.double(), exact(x.to(dtype).double(), t, d.double()), rtol=limit, atol=limit)
 
 

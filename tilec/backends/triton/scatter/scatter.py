@@ -150,21 +150,9 @@ def _others(runs: Runs, epilogue: Sequence[Statement], context: ScatterContext) 
     if not epilogue:
         return [Allocate(s.output, out.shape, out.dtype, identity(runs.accumulator.aggregation, out.dtype))]
     (last,) = epilogue
-    plain = without(last, s.output, context.types)
+    own, zero = Access(s.output, last.index or ()), Call(context.types[s.output].dtype, (ZERO,))
+    plain = replace(last, body=with_parts(last.body, {own: zero}))
     return context.carry(plain, plain, context.types, context.strides)
-
-
-def without(s: Statement, scatter: str, types: Types) -> Statement:
-    """The statement at elements that no point of a scatter that adds up is written to."""
-    own = Access(scatter, s.index or ())
-    return replace(s, body=with_parts(s.body, {own: Call(types[scatter].dtype, (ZERO,))}))
-
-
-def over_others(s: Statement, context: ScatterContext, last: Statement) -> list[Step] | None:
-    """Steps that write the elements of `last`, which takes the value of its own element of `s`, where points of `s` are
-    written to, once all others are there; None where all elements of `s` are walked."""
-    found = _way(s, context, True, ()) if s.aggregation == "sum" else None
-    return _combined([found], (last,)) if isinstance(found, Sorted) and found.runs.sparse else None
 
 
 def _combined(members: Sequence[Sorted], epilogue: Sequence[Statement]) -> list[Step]:

@@ -83,7 +83,7 @@ def _by_library(p: Problem) -> list[Step] | None:
 def _along(p: Problem) -> OperandRewrite:
     """The product over operands that lie along the reduction, where that takes a copy."""
     product = _product(p)
-    return packed(product) or OperandRewrite(p.view, p.space, dot=product.dot)
+    return packed(product) or product.as_it_is
 
 
 def _hopper_choice(c: HopperConfig) -> Choice:

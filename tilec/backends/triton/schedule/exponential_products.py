@@ -8,7 +8,7 @@ from functools import partial
 
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.matmul.blocks import LEAST_REUSE, choose_config, fitted, inner_variables
-from tilec.backends.triton.matmul.dot import MatrixProduct, OperandRewrite
+from tilec.backends.triton.matmul.dot import MatrixProduct
 from tilec.backends.triton.matmul.exp_weighted_matmul import Weighted, WeightedWriter
 from tilec.backends.triton.matmul.kernel import PRECISION, DotTask
 from tilec.backends.triton.matmul.logsumexp_matmul import LogDot, LogWriter, with_guards, with_tops
@@ -41,7 +41,7 @@ def exponential_steps(
     computed = hoisted(product, last, True) if much and divided is None else None
     config = choose_config(product, setting.device.shared, whole=True)
     split: SplitOperands | None = None
-    over = OperandRewrite(view, p.space, dot=product.dot) if computed is None else computed
+    over = product.as_it_is if computed is None else computed
     if divided is not None:
         over, split = divided
         config = fitted(config, SPLIT_BYTES, setting.device.shared)

@@ -39,7 +39,7 @@ from tilec.backends.triton.schedule.materialize import made_once, resolve_reques
 from tilec.backends.triton.schedule.problem import Unit, needs_int64_index, problem_of
 from tilec.backends.triton.schedule.product_sums import product_sum_steps, product_sums
 from tilec.backends.triton.schedule.reshape import over_sources, reshape_steps, reshape_view, reshaped_inputs
-from tilec.backends.triton.schedule.scatter_sums import ScatterOver, ScatterSum, scatter_sums, scatters_over, sum_steps
+from tilec.backends.triton.schedule.scatter_sums import ScatterSum, scatter_sums, sum_steps
 from tilec.backends.triton.schedule.shared_reads import SharedReads
 from tilec.ir.program import Program, Statement, reads, reads_itself
 from tilec.ir.symbolic import is_symbolic
@@ -102,15 +102,12 @@ class _Planner:
         self.setting = replace(setting, margins=margins, misaligned=misaligned, fixed=fixed, padded=padded)
         self.shared_reads = SharedReads(self.kept, self.defracted, types, self.setting)
         self.sums = scatter_sums(self.kept, [s.output for s in scatters], types, self.members)
-        written = [s.output for s in scatters]
-        self.over = scatters_over(flat, written, grouping.groups, types, self.strides, self.setting)
         barred = {*self.members, *grouping.rewritten, *(s.output for s in scatters)}
         self.product_sums = product_sums(self.kept, types, barred)
 
     def units(self) -> list[Unit]:
         added = {output: unit for output in self.product_sums if (unit := self._product_sum_unit(output)) is not None}
         later = {m.output for found in self.sums.values() for m in found.members[:-1]}
-        later |= {over.scatter.output for over in self.over.values()}
         later |= {self.product_sums[output].product.output for output in added}
         for distances, tiles in self.grouping.tiled.items():
             if (unit := self._tiled_unit(distances, tiles)) is not None:
@@ -137,7 +134,7 @@ class _Planner:
         if s.output in grouping.chains:
             return [self._chain_unit(grouping.chains[s.output])]
         if s.output in grouping.groups:
-            return [self._row_unit(grouping.groups[s.output], self.over.get(s.output))]
+            return [self._row_unit(grouping.groups[s.output])]
         if reads_itself(s):
             return [self._recurrence_unit(place)]
         reshaping = reshape_steps(s, self.kept, self.types)
@@ -264,11 +261,9 @@ class _Planner:
         steps = recurrence_steps(s, types, strides, setting) if self._has_elements(s.output) else []
         return Unit((s,), (s.output,), (self._allocated(s.output), *steps))
 
-    def _row_unit(self, group: Group, over: ScatterOver | None) -> Unit:
-        """A group's kernel and, where outputs add up over rows, the one that combines the partial sums; then those of a
-        scatter that is written over what is stored."""
+    def _row_unit(self, group: Group) -> Unit:
+        """A group's kernel and, where outputs add up over rows, the one that combines the partial sums."""
         types, strides = self.types, self.strides
-        group = group if over is None else over.group
         members = (*group.statements, *group.after)
         outputs = tuple(s.output for s in members if s.output in group.stored)
         int64_index = needs_int64_index(members, types, strides, None)
@@ -284,8 +279,6 @@ class _Planner:
             known = {**strides, **contiguous_strides(made.partial)}
             steps.append(row_launch(made.second, {**types, **made.partial}, known, int64_index).launch)
             steps.append(Release(tuple(made.partial)))
-        if over is not None:
-            return Unit((over.scatter, *members), outputs, (*steps, *over.steps))
         return Unit(members, outputs, tuple(steps))
 
 

@@ -1,24 +1,19 @@
-"""Scatters whose values one elementwise statement takes, as the sum of a gradient's terms does: several together, or
-one to few of many elements over what a group's kernel stores."""
+"""Scatters whose values one elementwise statement takes, as the sum of a gradient's terms does."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import partial
 
-from tilec.backends.triton.emit.epilogue import as_assignment, find_epilogue, joins, reads_own_element
-from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.fusion.read_through import LONGEST_RECOMPUTED
+from tilec.backends.triton.emit.epilogue import find_epilogue, reads_own_element
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
-from tilec.backends.triton.scatter.scatter import ScatterContext, fused_scatters, over_others, without
+from tilec.backends.triton.scatter.scatter import ScatterContext, fused_scatters
 from tilec.backends.triton.schedule.families import statement_steps
 from tilec.backends.triton.schedule.problem import is_multiplied, needs_int64_index
-from tilec.ir.program import Access, Expr, Program, Statement, node_count, reads, rebuild
+from tilec.ir.program import Program, Statement, reads
 from tilec.ir.types import Types
-from tilec.transforms.util.plain import is_pure, is_unmasked
-from tilec.transforms.util.rewrite import body_at
 
 MOST_SCATTERS = 8  # scatters of a kernel, which holds a value of each
 
@@ -62,77 +57,6 @@ def sum_steps(found: ScatterSum, types: Types, strides: Strides, setting: Settin
     multiplies = partial(is_multiplied, setting=setting)
     context = ScatterContext(types, strides, int64_index, carry, setting.fixed, multiplies)
     return fused_scatters(found.members, context, found.epilogue, setting.margins)
-
-
-@dataclass(frozen=True)
-class ScatterOver:
-    """A scatter to few elements of what a group's kernel stores: the group without it, and the steps that write these
-    elements after that."""
-
-    scatter: Statement
-    group: Group
-    steps: tuple[Step, ...]
-
-
-def scatters_over(
-    program: Program, written: Collection[str], groups: Mapping[str, Group], types: Types, strides: Strides, s: Setting
-) -> dict[str, ScatterOver]:
-    """Of groups by the output of their first statement. `written`: outputs of scatters. Members of the group are
-    the only readers of the scatter up to one that is stored; other members do not read that, and the rest of its value
-    can be computed again from what is stored."""
-    found: dict[str, ScatterOver] = {}
-    for scatter in (m for m in program.statements if m.output in written and m.output not in program.outputs):
-        for first, group in groups.items():
-            readers = _up_to_stored(scatter.output, group, program) if first not in found else []
-            over = _scatter_over(scatter, readers, group, types, strides, s) if readers else None
-            found |= {} if over is None else {first: over}
-    return found
-
-
-def _up_to_stored(name: str, group: Group, program: Program) -> list[Statement]:
-    """The only reader of a tensor, that one's, and so on to one that is stored; none where not all are of the group."""
-    found: list[Statement] = []
-    while not found or name not in group.stored:
-        readers = [m for m in group.statements if name in reads(m)]
-        if len(readers) != 1 or readers != list(program.readers(name)):
-            return []
-        found += readers
-        name = readers[0].output
-    return found
-
-
-def _scatter_over(
-    scatter: Statement, readers: Sequence[Statement], group: Group, types: Types, strides: Strides, setting: Setting
-) -> ScatterOver | None:
-    first, last = readers[0], readers[-1]
-    apart = {*group.sums, *group.scans, *group.rounded, *(m.output for m in group.after)}
-    if any(last.output in reads(m) for m in (*group.statements, *group.after)):
-        return None
-    plain = [as_assignment(m, types) for m in group.statements if m.output not in apart]
-    made = {m.output: m for m in plain if m.aggregation == "assign" and is_pure(m) and is_unmasked(m)}
-    whole = _of_stored(made[last.output], made, group) if last.output in made else None
-    if whole is None or not joins(whole, scatter, reads(whole), types):
-        return None
-    int64_index = needs_int64_index((scatter, whole), types, strides, None)
-    context = ScatterContext(types, strides, int64_index, partial(statement_steps, setting=setting), setting.fixed)
-    steps = over_others(scatter, context, whole)
-    if steps is None:
-        return None
-    rest = tuple(without(m, scatter.output, types) if m is first else m for m in group.statements)
-    return ScatterOver(scatter, replace(group, statements=rest), tuple(steps))
-
-
-def _of_stored(s: Statement, made: Mapping[str, Statement], group: Group) -> Statement | None:
-    """The statement with what its group does not store written into it; None where that is no short expression."""
-
-    def through(e: Expr) -> Expr:
-        if isinstance(e, Access) and e.tensor in made and e.tensor not in group.stored:
-            return through(body_at(made[e.tensor], e.index))
-        return rebuild(e, through)
-
-    whole = replace(s, body=through(s.body))
-    left = {m.output for m in group.statements} & set(reads(whole)) - group.stored
-    return None if left or node_count(whole.body) > LONGEST_RECOMPUTED else whole
 
 
 def _at_their_elements(scatters: Collection[Statement], reader: Statement, types: Types) -> Iterator[Statement]:
