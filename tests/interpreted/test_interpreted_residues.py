@@ -185,6 +185,11 @@ def test_gradients_of_windows_that_do_not_overlap(name: str) -> None:
                 found += torch.autograd.grad(whole(leaf), leaf, cotangent)
             for got in found:
                 torch.testing.assert_close(got.double(), wanted, rtol=1e-2 if dtype is torch.bfloat16 else 1e-6, atol=0)
+    for dtype in (torch.float32, torch.bfloat16):
+        i = image((2, 12, 12, 136 if "memory" in name or "first" in name else 34), dtype)
+        kernels = f.lower(i, exact(i)).kernels
+        # elements of one residue belong to another window there than the rest at their place
+        assert len(kernels) == (3 if name == "from the second on" else 1)
 
 
 def test_second_derivatives_of_windows_that_do_not_overlap() -> None:

@@ -92,7 +92,7 @@ def _computing(reader: Statement, s: Statement, types: Types) -> Statement | Non
     names = elementwise(s)
     if names is None or s.aggregation != "assign" or s.guard is not None:
         return None
-    if not is_pure(reader) or not _reads_values(reader, s.output):
+    if not is_pure(reader) or not reads_values(reader, s.output):
         return None
     places = {a.index for a in accesses_in(*reader.roots) if a.tensor == s.output}
     if len(places) != 1:
@@ -136,7 +136,7 @@ def _steps_over(form: Affine, space: Space) -> bool:
     return True
 
 
-def _reads_values(s: Statement, tensor: str) -> bool:
+def reads_values(s: Statement, tensor: str) -> bool:
     """Whether a statement takes a tensor's elements as values alone: it neither finds places by them nor asks whether
     one lies inside."""
     places = (*(c.expr for c in s.constraints), *(s.index or ()))
@@ -207,7 +207,7 @@ def _interleaved(reader: Statement, parts: Mapping[str, Statement], types: Types
     limits = tuple(Constraint(Index(v), Int(n)) for v, n in zip(fresh, counts, strict=True))
     made = replace(reader, body=body, aggregation="sum" if fresh else reader.aggregation, constraints=limits)
     space = build_space(made, types)
-    if space is None or node_count(body) > _LONGEST_BODY:
+    if space is None or node_count(body) > LONGEST_BODY:
         return None
     view = StridedView(made, types, contiguous_strides(types))
     if choose_residues(space, view) is not None:
@@ -268,9 +268,9 @@ def _part(s: Statement, space: Space, names: Sequence[str], summed: Sequence[Exp
 
 CACHED = 4  # bytes that the caches deliver in the time of one of memory
 MOST_READS = 64  # of an element, equal ones counted once
-_LONGEST_BODY = 4096  # of a body
+LONGEST_BODY = 4096  # of a body
 LEAST_GAIN = 1.15  # time apart over time together
-_CHEAP = frozenset((
+CHEAP = frozenset((
     "add", "sub", "mul", "neg", "abs", "max", "min", "clamp", "select", "and", "or", "not", "mod",
     "eq", "ne", "lt", "le", "gt", "ge", "float32", "float16", "bfloat16",
 ))  # fmt: skip
@@ -315,13 +315,13 @@ def _inlined(reader: Statement, s: Statement, types: Types) -> Statement | None:
 
     made = map_values(reader, visit)
     made = replace(made, constraints=(*reader.constraints, *asked))
-    if node_count(made.body) > _LONGEST_BODY:
+    if node_count(made.body) > LONGEST_BODY:
         return None
-    return made if _is_faster(made, (s, reader), types) else None
+    return made if is_faster(made, (s, reader), types) else None
 
 
 def _is_cheap(e: Call) -> bool:
-    return e.function in _CHEAP or e.function == "div" and isinstance(e.args[1], Int | Float)
+    return e.function in CHEAP or e.function == "div" and isinstance(e.args[1], Int | Float)
 
 
 def inside_tests(access: Access, reader: Statement, types: Types) -> Expr | None:
@@ -367,9 +367,9 @@ def whole_places(access: Access, reader: Statement, types: Types) -> Expr | None
     return all_of(tests) or ONE
 
 
-def _is_faster(made: Statement, apart: Iterable[Statement], types: Types) -> bool:
-    """Whether one elementwise statement takes clearly less time than several."""
-    together, others = _seconds(made, types), time_of_all([_seconds(s, types) for s in apart])
+def is_faster(made: Statement, apart: Iterable[Statement], types: Types, *, summed: bool = False) -> bool:
+    """Whether one statement takes clearly less time than several, elementwise ones or over windows if `summed`."""
+    together, others = _seconds(made, types, summed), time_of_all([_seconds(s, types, summed) for s in apart])
     return together is not None and others is not None and others >= LEAST_GAIN * together
 
 
@@ -379,11 +379,11 @@ def time_of_all(times: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(times) else None
 
 
-def _seconds(s: Statement, types: Types) -> float | None:
-    """Time of an elementwise statement in that of a byte of memory; None where it has no kernel of its own, or one that
-    reads too much."""
+def _seconds(s: Statement, types: Types, summed: bool) -> float | None:
+    """Time of an elementwise statement, or one over windows if `summed`, in that of a byte of memory; None where it has
+    no kernel of its own, or one that reads too much."""
     space = build_space(s, types)
-    if space is None or space.reductions or not space.covers or not space.outputs:
+    if space is None or (space.reductions and not summed) or not space.covers or not space.outputs:
         return None
     if period(s, space.outputs[-1]) > 1:
         return None
@@ -393,4 +393,5 @@ def _seconds(s: Statement, types: Types) -> float | None:
         return None
     memory = size_in_bytes(types[s.output]) + sum(size_in_bytes(types[t]) for t in {a.tensor for a in accesses})
     widths = sum(size_in_bytes(types[a.tensor]) / max(types[a.tensor].numel, 1) for a in accesses)
-    return max(memory, types[s.output].numel / elements * widths / CACHED)
+    points = space.count(space.reductions) if elements == 1 else 1  # several elements' are written out
+    return max(memory, types[s.output].numel / elements * points * widths / CACHED)

@@ -23,6 +23,7 @@ from tilec.backends.common.operands.short_sums import with_short_sums
 from tilec.backends.common.operands.stored_products import with_stored_products
 from tilec.backends.common.units import Units, by_unit, ordered
 from tilec.backends.triton.emit.accumulate import Accumulator
+from tilec.backends.triton.fusion.disjoint_windows import with_points_written_out, with_windows
 from tilec.backends.triton.fusion.fuse_producers import elementwise, with_producers
 from tilec.backends.triton.fusion.grow_groups import GroupCandidate, ends_a_sum, grown
 from tilec.backends.triton.fusion.invariants import instructions, with_invariants
@@ -53,7 +54,6 @@ from tilec.backends.triton.fusion.recomputed.kernel_times import faster
 from tilec.backends.triton.fusion.recomputed.pair_sums import with_pair_sums
 from tilec.backends.triton.fusion.recomputed.shifted_reads import comparisons, with_shifted_reads
 from tilec.backends.triton.fusion.recomputed.tile_extrema import with_tile_extrema
-from tilec.backends.triton.fusion.window_extrema import with_points_written_out
 from tilec.backends.triton.fusion.window_layout import with_product_layouts, with_sum_layouts, with_window_layouts
 from tilec.backends.triton.fusion.window_values import with_window_values
 from tilec.backends.triton.iteration.column_moments import with_moments
@@ -227,7 +227,8 @@ def _grouped(program: Program, types: Types, layouts: Layouts) -> Grouped:
                 del around.free[s.output]
     made = _assembled(program, types, found, chains, around)
     barred = {*members, *tiles, *(s.output for g in made.groups.values() for s in (*g.statements, *g.after))}
-    program = with_producers(made.program, made.types, barred, _reads(made.program, chains))
+    program = with_windows(made.program, made.types, barred, _reads(made.program, chains))
+    program = with_producers(program, made.types, barred, _reads(program, chains))
     return replace(made, program=program, chains=chains.kernels, tiled=tiled)
 
 
