@@ -147,7 +147,7 @@ def test_gradients_of_pools(name: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(found[0].double(), found[1], rtol=1e-5, atol=1e-5)
 
 
-APART = {  # windows that do not overlap
+APART = {  # windows that do not overlap: the program that writes a window's elements finds maximum and ties in it
     "2x2": "O[n, y, x, c : N, H/2, W/2, C] = >(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;",
     "least of 3x3": "O[n, y, x, c : N, H/3, W/3, C] = <(I[n, 3*y + j, 3*x + i, c]), j < 3, i < 3;",
     "four in time": "O[n, y, x, c : N, H/4, W, C] = >(I[n, 4*y + j, x, c]), j < 4;",
