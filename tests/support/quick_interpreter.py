@@ -23,12 +23,14 @@ from triton.runtime.interpreter import TensorHandle
 
 OWN_BLOCK, OWN_TENSOR, OWN_EQUAL = tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__
 OWN_UNWRAP, OWN_NUMPY_TYPE = core._unwrap_if_constexpr, interpreter._get_np_dtype
-OWN_BROADCAST, OWN_HANDLE = TritonSemantic.broadcast_impl_value, TensorHandle.__init__
+OWN_BROADCAST, OWN_SEMANTIC_CAST = TritonSemantic.broadcast_impl_value, TritonSemantic.cast
+OWN_HANDLE = TensorHandle.__init__
 OWN_REWRITE, REWRITER = interpreter.FunctionRewriter.rewrite_ast, interpreter.FunctionRewriter.ast_transformer
 OWN_GET_CODE = SourceFileLoader.get_code
 BLOCKS: dict[tuple, dict[str, Any]] = {}  # attributes, by element type and sizes
 TENSORS: dict[str, dict[str, Any]] = {}  # attributes besides the handle, by type
 BROADCASTS: dict[tuple[str, str], Any] = {}  # the types of two broadcast operands, None where one stays; (): own way
+SAME: set[tuple[str, str]] = set()  # types, and those that a cast to leaves what is of them as it is
 FITTING: set[tuple[Any, str]] = set()  # elements of NumPy and types that have room for them
 NUMPY_TYPES: dict[str, Any] = {}
 UNWRAPPED: dict[type, bool] = {}  # the classes of which unwrapping gives something else
@@ -91,6 +93,16 @@ def _broadcast(self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl
         return OWN_BROADCAST(self, lhs, rhs)
     a, b = found
     return lhs if a is None else _stretched(lhs, a), rhs if b is None else _stretched(rhs, b)
+
+
+def _cast(self: TritonSemantic, x: tl.tensor, to: tl.dtype, *rounding: Any, **named: Any) -> tl.tensor:
+    key = (x.type.name, to.name)
+    if key in SAME:
+        return x
+    made = OWN_SEMANTIC_CAST(self, x, to, *rounding, **named)
+    if made is x:
+        SAME.add(key)
+    return made
 
 
 def _stretched(x: tl.tensor, to: Any) -> tl.tensor:
@@ -191,7 +203,7 @@ def hasten() -> None:
     tl.block_type.__init__, tl.tensor.__init__ = _block, _tensor
     tl.dtype.__eq__, TensorHandle.__init__ = _equal, _handle  # type: ignore[method-assign]
     core._unwrap_if_constexpr, interpreter._get_np_dtype = _unwrap, _numpy_type
-    TritonSemantic.broadcast_impl_value = _broadcast
+    TritonSemantic.broadcast_impl_value, TritonSemantic.cast = _broadcast, _cast  # type: ignore[method-assign]
     interpreter._patch_attr = quick_operations.patch
     if ast.unparse(REWRITER.visit(ast.parse("x = y"))) == ASSIGNED:
         interpreter.FunctionRewriter.rewrite_ast, SourceFileLoader.get_code = _rewritten, _get_code
