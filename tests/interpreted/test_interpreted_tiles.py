@@ -108,6 +108,7 @@ def test_several_sets_in_a_program(name, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("name", ["delta rule", "covariances", "gated network"])
+@pytest.mark.covering
 def test_other_types(name, dtype):
     made, wanted, _ = _called(name, dtype, B=2, T=2, D=4)
     _near(made, wanted, dtype)
