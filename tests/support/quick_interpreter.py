@@ -86,7 +86,9 @@ def _broadcast(self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl
     key = (lhs.type.name, rhs.type.name)
     if key not in BROADCASTS:
         made = OWN_BROADCAST(self, lhs, rhs)
-        served = all(not x.type.is_block() or len(x.shape) == len(y.shape) for x, y in zip((lhs, rhs), made, strict=True))
+        served = all(
+            not x.type.is_block() or len(x.shape) == len(y.shape) for x, y in zip((lhs, rhs), made, strict=True)
+        )
         BROADCASTS[key] = [None if x is y else y.type for x, y in zip((lhs, rhs), made, strict=True)] if served else ()
         return made
     if not (found := BROADCASTS[key]):
