@@ -23,7 +23,6 @@ FORMS = {
 
 @pytest.mark.parametrize("shape", [(2, 257, 3), (40, 7, 4), (17, 9, 2), (5, 40, 33)], ids=str)
 @pytest.mark.parametrize("text", FORMS)
-@pytest.mark.covering
 def test_gradients(text: str, shape: tuple[int, int, int]) -> None:
     n, v, k = shape
     g = torch.Generator().manual_seed(0)
