@@ -224,7 +224,7 @@ GRADIENTS = {
 
 @pytest.mark.parametrize("text", GRADIENTS)
 @pytest.mark.parametrize("points", ("normal", "some the same"))
-@pytest.mark.one_in(2)
+@pytest.mark.covering
 def test_gradients_of_sums_by_tiles(text, points):
     """What the products of a gradient take is stored beside sums of it, and the distances are not."""
     body, formula = GRADIENTS[text]

@@ -58,13 +58,13 @@ def _smaller(monkeypatch):
     monkeypatch.setattr(saving, "LEAST_WORK_SPARED", 0)
 
 
-def gradients(text, x, y, dtype=torch.float32):
+def gradients(text, x, y, again=False):
     f = tilec.compile(f"function (X[N, D], Y[M, D]) -> (O) {{ {text} }}", backend="triton")
-    given = [t.to(dtype).requires_grad_() for t in (x, y)]
+    given = [t.clone().requires_grad_() for t in (x, y)]
     out = f(*given)
     places = [t for t in out.grad_fn.saved_tensors if t.dtype == torch.int32]
-    weights = torch.linspace(0.5, 2, out.numel(), dtype=dtype).reshape(out.shape)
-    return out.detach(), places, torch.autograd.grad(out, given, weights, create_graph=True), given
+    weights = torch.linspace(0.5, 2, out.numel()).reshape(out.shape)
+    return out.detach(), places, torch.autograd.grad(out, given, weights, create_graph=again), given
 
 
 def points(kind, rows=77, columns=83, terms=32):
@@ -102,7 +102,7 @@ def test_values_and_gradients(name, kind, budget, monkeypatch):
 def test_second_derivatives(kind):
     x, y = points(kind, 50, 50)
     text, formula = PROGRAMS["both"]
-    _, _, found, given = gradients(text, x, y)
+    _, _, found, given = gradients(text, x, y, again=True)
     exact = [t.double().requires_grad_() for t in (x, y)]
     value = formula(((exact[0][:, None] - exact[1]) ** 2).sum(-1))
     wanted = torch.autograd.grad(value, exact, torch.tensor(0.5, dtype=torch.float64), create_graph=True)

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from support import quick_interpreter
+from triton.runtime import interpreter
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted where TRITON_INTERPRET=1 is set"
@@ -104,3 +105,31 @@ CHAINED = """def kernel(X, n, m, BLOCK: tl.constexpr):
 def test_kernels_are_rewritten_as_the_interpreter_does() -> None:
     own = quick_interpreter.REWRITER.visit(ast.parse(CHAINED))
     assert ast.dump(quick_interpreter.rewrite(CHAINED)) == ast.dump(own)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((4, 8), (4, 8)), ((4, 1), (4, 8)), ((1, 8), (4, 1)), ((8,), (4, 8)), ((), (4, 8)), ((2, 1), ())],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [tl.int32, tl.float16, tl.int1], ids=str)
+def test_blocks_are_broadcast_as_the_interpreter_does(shapes, dtype):
+    """At first, and where what becomes of these types is known."""
+    semantic, kind = interpreter.interpreter_semantic, interpreter._get_np_dtype(dtype)
+    given = []
+    for shape in shapes:
+        data = np.arange(np.prod(shape, dtype=int)).reshape(shape or 1).astype(kind)
+        given.append(
+            tl.tensor(interpreter.TensorHandle(data, dtype), tl.block_type(dtype, [*shape]) if shape else dtype)
+        )
+    wanted = quick_interpreter.OWN_BROADCAST(semantic, *given)
+    for _ in range(2):
+        for made, own in zip(semantic.broadcast_impl_value(*given), wanted, strict=True):
+            assert made.type == own.type and made.handle.dtype == own.handle.dtype
+            assert made.handle.data.dtype == own.handle.data.dtype and np.array_equal(made.handle.data, own.handle.data)
+
+
+def test_a_block_takes_no_wider_elements():
+    for _ in range(2):
+        with pytest.raises(ValueError, match="exceeds"):
+            interpreter.TensorHandle(np.zeros(4, np.float64), tl.float32)

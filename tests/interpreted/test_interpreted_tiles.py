@@ -7,6 +7,7 @@ import torch
 from support.allocated import shapes
 
 import tilec
+from tilec.backends.triton.recurrence import tiles
 from tilec.language import parse
 
 pytestmark = pytest.mark.skipif(
@@ -98,22 +99,26 @@ def test_values_and_gradients(name, sizes):
 
 
 @pytest.mark.parametrize("name", ["delta rule", "products on both sides", "gated network", "hidden states"])
-def test_several_sets_in_a_program(name):
-    made, wanted, lowered = _called(name, "float32", B=300, T=2, D=3)
+def test_several_sets_in_a_program(name, monkeypatch):
+    monkeypatch.setattr(tiles, "MULTIPROCESSORS", 3)
+    made, wanted, lowered = _called(name, "float32", B=7, T=2, D=3)
     _near(made, wanted, "float32")
     assert "BM=" in lowered.source()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("name", ["delta rule", "covariances", "gated network"])
+@pytest.mark.covering
 def test_other_types(name, dtype):
     made, wanted, _ = _called(name, dtype, B=2, T=2, D=4)
     _near(made, wanted, dtype)
 
 
 @pytest.mark.parametrize("name", ["products on both sides", "gated network"])
-def test_products_by_dot(name):
-    made, wanted, lowered = _called(name, "float32", B=2 if name == "products on both sides" else 2200, T=2, D=16)
+def test_products_by_dot(name, monkeypatch):
+    """Of a matrix with a matrix of states, or with vectors of several sets."""
+    monkeypatch.setattr(tiles, "MULTIPROCESSORS", 2)
+    made, wanted, lowered = _called(name, "float32", B=2 if name == "products on both sides" else 36, T=2, D=16)
     _near(made, wanted, "float32")
     assert "tl.dot(" in lowered.source()
 

@@ -10,8 +10,9 @@ import lark
 import pytest
 from support.effort import counted
 
+from tilec import gallery
 from tilec.language import parse
-from tilec.language.grammar import grammar_text
+from tilec.language.grammar import grammar_text, parse_text, parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,3 +80,9 @@ def test_the_convolution_parses_with_little_effort():
     }"""
     parse(source)  # loads the grammar
     assert counted(lambda: parse(source))[1] < 15_000  # some 3 ms
+
+
+def test_functions_are_those_that_lark_builds():
+    """Of texts that it parses; those that it does not, it refuses itself."""
+    for text in (gallery.entry(name).source for name in gallery.names()):
+        assert parse_text(text) == parser().parse(text)

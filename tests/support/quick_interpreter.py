@@ -19,14 +19,19 @@ from support import quick_operations
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
 
 OWN_BLOCK, OWN_TENSOR, OWN_EQUAL = tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__
 OWN_UNWRAP, OWN_NUMPY_TYPE = core._unwrap_if_constexpr, interpreter._get_np_dtype
-OWN_BROADCAST = TritonSemantic.broadcast_impl_value
+OWN_BROADCAST, OWN_SEMANTIC_CAST = TritonSemantic.broadcast_impl_value, TritonSemantic.cast
+OWN_HANDLE = TensorHandle.__init__
 OWN_REWRITE, REWRITER = interpreter.FunctionRewriter.rewrite_ast, interpreter.FunctionRewriter.ast_transformer
 OWN_GET_CODE = SourceFileLoader.get_code
 BLOCKS: dict[tuple, dict[str, Any]] = {}  # attributes, by element type and sizes
 TENSORS: dict[str, dict[str, Any]] = {}  # attributes besides the handle, by type
+BROADCASTS: dict[tuple[str, str], Any] = {}  # the types of two broadcast operands, None where one stays; (): own way
+SAME: set[tuple[str, str]] = set()  # types, and those that a cast to leaves what is of them as it is
+FITTING: set[tuple[Any, str]] = set()  # elements of NumPy and types that have room for them
 NUMPY_TYPES: dict[str, Any] = {}
 UNWRAPPED: dict[type, bool] = {}  # the classes of which unwrapping gives something else
 CODES: dict[str, CodeType] = {}  # of the rewritten function, by its text
@@ -36,8 +41,8 @@ COMPARISON = re.compile(r"[<>=!]=|[<>]|\b(?:in|is)\b")
 
 
 def _block(self: Any, element_ty: tl.dtype, shape: Any) -> None:
-    sizes = shape.values if isinstance(shape, tl.tuple) else shape
-    key = (element_ty.name, *(s.value if isinstance(s, tl.constexpr) else s for s in sizes))
+    sizes = shape.values if type(shape) is tl.tuple else shape
+    key = (element_ty.name, *[s.value if type(s) is tl.constexpr else s for s in sizes])
     if key not in BLOCKS:
         OWN_BLOCK(self, element_ty, shape)
         BLOCKS[key] = dict(vars(self))
@@ -50,6 +55,14 @@ def _tensor(self: Any, handle: Any, type: tl.dtype) -> None:
         TENSORS[type.name] = dict(vars(self))
     vars(self).update(TENSORS[type.name])
     self.handle = handle
+
+
+def _handle(self: TensorHandle, data: np.ndarray, dtype: tl.dtype, attr: dict | None = None) -> None:
+    """Which elements a type has room for is looked at once."""
+    if (data.dtype, dtype.name) not in FITTING:
+        OWN_HANDLE(self, data, dtype)
+        FITTING.add((data.dtype, dtype.name))
+    self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
 
 
 def _equal(self: tl.dtype, other: object) -> bool:
@@ -70,10 +83,36 @@ def _numpy_type(dtype: tl.dtype) -> Any:
 
 
 def _broadcast(self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    a, b = lhs.type, rhs.type
-    if a.is_block() and b.is_block() and a.shape.values == b.shape.values:
-        return lhs, rhs
-    return OWN_BROADCAST(self, lhs, rhs)
+    key = (lhs.type.name, rhs.type.name)
+    if key not in BROADCASTS:
+        made = OWN_BROADCAST(self, lhs, rhs)
+        served = all(
+            not x.type.is_block() or len(x.shape) == len(y.shape) for x, y in zip((lhs, rhs), made, strict=True)
+        )
+        BROADCASTS[key] = [None if x is y else y.type for x, y in zip((lhs, rhs), made, strict=True)] if served else ()
+        return made
+    if not (found := BROADCASTS[key]):
+        return OWN_BROADCAST(self, lhs, rhs)
+    a, b = found
+    return lhs if a is None else _stretched(lhs, a), rhs if b is None else _stretched(rhs, b)
+
+
+def _cast(self: TritonSemantic, x: tl.tensor, to: tl.dtype, *rounding: Any, **named: Any) -> tl.tensor:
+    key = (x.type.name, to.name)
+    if key in SAME:
+        return x
+    made = OWN_SEMANTIC_CAST(self, x, to, *rounding, **named)
+    if made is x:
+        SAME.add(key)
+    return made
+
+
+def _stretched(x: tl.tensor, to: Any) -> tl.tensor:
+    data = x.handle.data
+    if x.type.is_block():
+        return tl.tensor(quick_operations.handle_of(np.broadcast_to(data, to.shape.values), x.handle.dtype.scalar), to)
+    data = np.full(to.shape.values, data.reshape(-1)[0], dtype=data.dtype)
+    return tl.tensor(quick_operations.handle_of(data, tl.int1 if data.dtype == bool else x.handle.dtype.scalar), to)
 
 
 def _text(fn: Any) -> str:
@@ -164,9 +203,9 @@ def _all_ones(self: Any, type: tl.dtype) -> Any:
 
 def hasten() -> None:
     tl.block_type.__init__, tl.tensor.__init__ = _block, _tensor
-    tl.dtype.__eq__ = _equal
+    tl.dtype.__eq__, TensorHandle.__init__ = _equal, _handle  # type: ignore[method-assign]
     core._unwrap_if_constexpr, interpreter._get_np_dtype = _unwrap, _numpy_type
-    TritonSemantic.broadcast_impl_value = _broadcast
+    TritonSemantic.broadcast_impl_value, TritonSemantic.cast = _broadcast, _cast  # type: ignore[method-assign]
     interpreter._patch_attr = quick_operations.patch
     if ast.unparse(REWRITER.visit(ast.parse("x = y"))) == ASSIGNED:
         interpreter.FunctionRewriter.rewrite_ast, SourceFileLoader.get_code = _rewritten, _get_code

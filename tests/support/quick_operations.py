@@ -150,7 +150,14 @@ def _quick(name: str, own: Callable[..., tl.tensor]) -> Any:
 
 
 def patch(owner: Any, name: str, member: Any, *scope: Any) -> None:
-    """The interpreter's own, which makes a function of the language an interpreted one, and then ours before it."""
+    """A function of the language with the interpreter's semantics, and where there is a quick operator, that before
+    it. What the interpreter sets first is what it restores afterwards."""
     OWN_PATCH(owner, name, member, *scope)
-    if owner is tl.tensor and name.startswith("__") and (quick := _quick(name, getattr(owner, name))):
-        setattr(owner, name, quick)
+    own = getattr(member, "__wrapped__", member)
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        options["_semantic"] = interpreter.interpreter_semantic
+        return own(*arguments, **options)
+
+    quick = _quick(name, called) if owner is tl.tensor and name.startswith("__") else None
+    setattr(owner, name, quick or called)

@@ -217,6 +217,7 @@ SUMS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SUMS)
+@pytest.mark.covering
 def test_sums_that_are_added_up(name, dtype):
     """Of one kernel they are one sum, unless that needs what is there after the walk alone, or other points."""
     body, sums = SUMS[name]
