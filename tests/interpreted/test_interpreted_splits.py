@@ -271,31 +271,6 @@ def test_wide_kernels_fill_the_device(width, counts):
     assert [s and s.count for s in parts] == counts
 
 
-@pytest.mark.parametrize(
-    ("guard", "heads", "count"),
-    [
-        ("j <= i ? ", (2, 4, 5), 2),  # 256 programs at once, the longest of which walks twice as much as the mean one
-        ("j <= i ? ", (2, 4, 7), 2),
-        ("j <= i & i - j < 300 ? ", (2, 4, 5), None),
-        ("", (2, 4, 5), None),  # one round
-        ("", (1, 4, 6), 2),  # half a round
-        ("j <= i ? ", (8, 8, 5), None),  # rounds enough
-    ],
-    ids=["triangle", "triangle of 7 heads", "window", "even", "half a round", "many"],
-)
-def test_long_walks_of_programs_enough_are_evened(guard, heads, count):
-    text = f"""function (Q[B, G, R, N, E], K[B, G, M, E], L[B, G, R, N], D[B, G, R, N, E]) -> (O) {{
-        S[b, g, r, i, j : B, G, R, N, M] = sum(Q[b, g, r, i, e] * K[b, g, j, e]);
-        O[b, g, j, e : B, G, M, E] = sum({guard}exp(S[b, g, r, i, j] - L[b, g, r, i]) * D[b, g, r, i, e]);
-    }}"""
-    rows = (*heads, 2000)
-    shapes = {"Q": (*rows, 80), "K": (*heads[:2], 2000, 80), "L": rows, "D": (*rows, 80)}
-    made = lower(parse(text), {n: TensorType(s, "bfloat16") for n, s in shapes.items()}, {})
-    found = chained(made.stages["flat"], made.types)
-    split = split_of(found.kernels["O"], found.types)
-    assert (split and split.count) == count
-
-
 @interpreted
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("guard", ["", "j < Length[i] ? "])

@@ -46,7 +46,6 @@ from tilec.ir.rational import as_int
 from tilec.ir.types import NARROW, TensorType, Types, shapes_in
 from tilec.lattice.questions import InRange
 from tilec.lattice.sets import bounds, domain, interval_of, shapes_of
-from tilec.transforms.lower.decompose import points_per_element
 from tilec.transforms.lower.factor import counts_points, only_names
 from tilec.transforms.simplify.simplify import drop_dead, fold
 from tilec.transforms.util.naming import Names, all_variables
@@ -58,7 +57,7 @@ _DIVIDED = ("float32", "float64")
 
 def float_counts(program: Program, inputs: Mapping[str, TensorType]) -> Program:
     """The flat program with such counts in float32; `inputs` are the types of its inputs."""
-    program = _over_fewer_axes(_with_ends(_with_numbers(program, inputs), inputs), inputs)
+    program = _over_fewer_axes(_with_ends(program, inputs), inputs)
     counts = [s for s in program.statements if _is_count(s) and s.output not in program.outputs]
     if not counts:
         return program
@@ -85,28 +84,6 @@ def _with_narrow_quotients(s: Statement, counts: Collection[str], types: Types) 
         return rebuild(e, visit)
 
     return map_expressions(s, visit) if {*counts} & {*reads(s)} else s
-
-
-def _with_numbers(program: Program, inputs: Types) -> Program:
-    """The program with counts of points that are the same everywhere as numbers, where values are divided by them that
-    are read at the same place: those say what places there are."""
-    counts = [s for s in program.statements if s.output not in program.outputs and counts_points(s)]
-    if not counts:
-        return program
-    types = infer(program, inputs)
-    known = {s.output: n for s in counts if (n := points_per_element(s, types))}
-
-    def divided(e: Expr) -> Expr:
-        match e:
-            case Call("div", (x, Access(count, same))) if count in known:
-                shape = types[count].shape
-                if any(a.index == same and types[a.tensor].shape == shape for a in constraining(x)):
-                    made = replace(e, args=(divided(x), Int(known[count])))
-                    return made if expression_type(made, types) == expression_type(e, types) else e
-        return rebuild(e, divided)
-
-    statements = [map_expressions(s, divided) for s in program.statements]
-    return replace(program, statements=drop_dead(statements, program.outputs))
 
 
 def _with_ends(program: Program, inputs: Types) -> Program:

@@ -239,26 +239,11 @@ def _last(
     inner = [replace(f, value=at_variables(f.value, {form: h})) for f in inner]
     read = tuple(form.to_expr() if w == h else Index(w) for w in place)
     first = replace(s, index=tuple(map(Index, place)), sizes=tuple(map(Int, sizes)), constraints=tuple(early))
-    return one_after_the_other(first, inner, replace(s, constraints=tuple(late)), outer, read, dtype, types, names)
-
-
-def one_after_the_other(
-    first: Statement,
-    inner: Sequence[Factor],
-    last: Statement,
-    outer: Sequence[Factor],
-    read: tuple[Expr, ...],
-    dtype: str,
-    types: Types,
-    names: Names,
-) -> tuple[Statement, Statement]:
-    """The aggregation of the `inner` factors over the points of `first`, and of what is read of that times the `outer`
-    ones over those of `last`."""
-
-    if last.aggregation == "sum":
+    if s.aggregation == "sum":
         inner, outer = ([as_accumulated(f, dtype, types) for f in factors] for factors in (inner, outer))
-    first = replace(first, output=names.fresh(f"{last.output}_along"), body=quotient_of(inner), attributes=())
-    return first, replace(last, body=quotient_of([*outer, Factor(Access(first.output, read), False)]))
+    first = replace(first, output=names.fresh(f"{s.output}_along"), body=quotient_of(inner), attributes=())
+    body = quotient_of([*outer, Factor(Access(first.output, read), False)])
+    return first, replace(s, body=body, constraints=tuple(late))
 
 
 def _terms_saved(s: Statement, v: str, first: Statement, box: Box) -> int:

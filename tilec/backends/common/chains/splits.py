@@ -25,7 +25,6 @@ from tilec.cost import H200
 from tilec.ir.functions import call
 from tilec.ir.index import Affine
 from tilec.ir.program import Access, Expr, Index, Int, Program, Statement, walk
-from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 from tilec.transforms.util.naming import Names, fresh_variable
 
@@ -38,8 +37,6 @@ ROWS_OF_A_SMALL_PROGRAM, ROWS_OF_A_PROGRAM = 16, 64  # of a program, those of fe
 # where one 16-bit product and at most one mixture have operands of more columns than that, a program has twice the rows
 COLUMNS_OF_A_SMALL_PROGRAM, ROWS_OF_A_LARGE_PROGRAM = 128, 128
 PROGRAMS_AT_ONCE, BUSY = 132, 0.9  # such programs, one a multiprocessor; what share of these should be busy
-# of the longest walk's time, what it takes where the others have ended; of a triangle's, what it takes however even
-LONGEST_ALONE, HOWEVER_EVEN = 0.85, 1.15
 FEWEST_COLUMNS, FEWEST_PLACES = 512, 16  # columns of a part; a row's parts in a kernel that serves all fewer of them
 _SUFFIX = ".parts"
 
@@ -117,10 +114,7 @@ def split_of(kernel: ChainKernel, types: Types) -> Split | None:
         shared = _cut(kernel, programs, MOST_PROGRAMS, MOST_PROGRAMS_OF_POINTS) if long else {}
         return _in_parts(kernel, shared, types) if shared else None
     enough = PROGRAMS_AT_ONCE if few else ENOUGH_PROGRAMS
-    if programs >= enough:
-        shared = _evened(kernel, programs, types) if kernel.walked and not large else {}
-    else:
-        shared = _dealt(kernel, programs, large) if kernel.walked else {}
+    shared = _dealt(kernel, programs, large) if kernel.walked and programs < enough else {}
     if programs < enough and (not large or not kernel.walked):
         shared |= _cut(kernel, programs * math.prod(shared.values()), enough)
     elif few and not kernel.walked and programs * kernel.extent[kernel.looped] >= LONG_WALKS:
@@ -179,38 +173,6 @@ def _dealt(kernel: ChainKernel, programs: int, large: bool) -> dict[str, int]:
         if parts > 1:
             found[v] = parts
     return found
-
-
-def _evened(kernel: ChainKernel, programs: int, types: Types) -> dict[str, int]:
-    """The same of programs enough, for the longest variable, where that takes less time: while the longest walk of a
-    triangle (a causal mask's) goes on, or a single round of few programs, others have nothing left."""
-    looped, rows = kernel.looped or "", {*kernel.blocked}
-    bounds = [f for r in kernel.targets for f in r.target.bounds if f.coefficient(looped)]
-    if len({f.coefficient(looped) > 0 for f in bounds}) > 1:
-        return {}  # through a window, walks are short
-    triangle = any(f.coefficient(v) for f in bounds for v in rows)
-    v = max(kernel.walked, key=lambda v: kernel.extent[v])
-    values = kernel.extent[v]
-    others = math.prod(kernel.extent[w] for w in (*kernel.walked, looped)) // values
-    products = [i for i in kernel.inners.values() if i.left is not None]
-    terms = sum(i.extent / PRODUCTS[i.dtype] for i in products)
-    terms += sum(kernel.extent[f] / PRODUCTS[NARROW[0]] for r in kernel.targets if (f := r.target.feature) is not None)
-    walk = ROWS_OF_A_PROGRAM * others * terms * MOST_PROGRAMS  # seconds, for each value
-    own = {r.target.output for r in kernel.targets}
-    stored = 2 * sum(math.prod(types[o].shape) for o in own) * ITEM_BYTES["float32"] / H200.memory
-
-    def seconds(parts: int) -> float:
-        longest = walk * -(-values // parts)
-        half = HOWEVER_EVEN * walk * values * programs / MOST_PROGRAMS / 2
-        found = max(LONGEST_ALONE * longest, half) if triangle else longest * -(-programs * parts // MOST_PROGRAMS)
-        return found if parts == 1 else found + parts * stored + H200.launch
-
-    parts = 1
-    while 2 * parts <= values and others * values >= 2 * parts * FEWEST_COLUMNS and seconds(2 * parts) < seconds(parts):
-        parts *= 2
-    if not is_symbolic(values):  # as few as leave the longest walk as it is: of 5 values in 4 parts one part has 2
-        parts = -(-values // -(-values // parts))
-    return {v: parts} if parts > 1 else {}
 
 
 def _cut(kernel: ChainKernel, programs: int, enough: int, most: int = MOST_PROGRAMS) -> dict[str, int]:

@@ -7,8 +7,7 @@
     G[i] = G_inside[i] + G_first[i] + G_last[i];
 
 Where more than one value of a variable lies beyond an end, these are added up first, in a tensor without that axis; the
-last sum reads that tensor at its end. Sums written at several clamped places are first parted by axes, if they can be
-(`separate_clamps`).
+last sum reads that tensor at its end.
 
 So it is with every place that has pieces (`pieces`): reflected at an end, `G[abs(x - 1)] = +(D[x])`, or turned round,
 unless that is one variable's turn (`move_outputs`). Where a remainder has many pieces, or is part of something else
@@ -44,7 +43,6 @@ from tilec.ir.program import (
 from tilec.ir.types import NARROW, TensorType, Types
 from tilec.lattice.sets import Shapes, bounds, shapes_of
 from tilec.transforms.lower.clamps.pieces import AffinePiece, is_folded, pieces_of
-from tilec.transforms.lower.clamps.separate_clamps import is_clamp, one_axis_first
 from tilec.transforms.lower.move_outputs import unrotated
 from tilec.transforms.lower.reduce import keep_constraint_variables
 from tilec.transforms.util.factors import widened_body
@@ -88,14 +86,19 @@ def _split(s: Statement, types: Types, shapes: Shapes, names: Names) -> list[Sta
     if named or _moves_products(s) or unrotated(s, shapes) is not s:
         return None
     s = _clamped(s, shapes)
-    first = one_axis_first(s, types, shapes, names)
-    if first is not None:
-        return first
     for axis in _folded(s):
         found = _pieces(s, axis, shapes)
         if found is not None:
             return _parts(s, axis, *found, types, shapes, names)
     return _over_multiples(s)
+
+
+def _is_clamp(row: Affine) -> bool:
+    """Whether an index is clamped between two numbers."""
+    match row.terms:
+        case ((Call("clamp", (form, *ends)), c),) if c == 1 and not row.constant:
+            return linear(form).is_affine and all(not linear(e).terms and linear(e).is_integral for e in ends)
+    return False
 
 
 def _moves_products(s: Statement) -> bool:
@@ -122,7 +125,7 @@ def _clamped(s: Statement, shapes: Shapes) -> Statement:
     """With indices that stop at their ends as `clamp`, however they are written."""
     index = list(s.index or ())
     for axis in _folded(s):
-        found = None if is_clamp(linear(index[axis])) else _pieces(s, axis, shapes)
+        found = None if _is_clamp(linear(index[axis])) else _pieces(s, axis, shapes)
         ends = None if found is None else _ends(found[1])
         if found is not None and ends is not None:
             moving, low, high = ends
