@@ -18,6 +18,7 @@ from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handler
 from tilec.backends.common.tiled_program import RESERVED_NAMES
 from tilec.backends.torch.axis_tiling import TiledStep, in_slabs, slab_lines
+from tilec.backends.torch.digits import digits_apart
 from tilec.backends.torch.expr.pieces import with_branches_taken
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.library.calls import LibraryCall, Part, call_lines, library_parts
@@ -27,7 +28,7 @@ from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
 from tilec.backends.torch.sharing import reuse
 from tilec.ir.at_sizes import NAMESPACE
 from tilec.ir.infer import infer
-from tilec.ir.program import Program, Statement, reads
+from tilec.ir.program import Access, Program, Statement, reads
 from tilec.ir.types import NARROW, Types
 from tilec.language.show import show_statement
 from tilec.late import leave_untraced
@@ -125,10 +126,13 @@ def build_program(lowering: Lowering, options: Options) -> TorchProgram:
 
 
 def _reusing(lowering: Lowering) -> Lowering:
-    """With what statements store read where others would compute it again, and biases added to products first."""
+    """With an axis for each digit of an index, what statements store read where others would compute it again, and
+    biases added to products first."""
     before = lowering.stages["flat"]
     inputs = {name: lowering.types[name] for name in before.input_names()}
-    flat = with_branches_taken(reuse(before, lowering.types), lowering.types)
+    apart = digits_apart(before, lowering.types)
+    types = lowering.types if apart is before else infer(apart, inputs)
+    flat = with_branches_taken(reuse(apart, types), types)
     if any(t.dtype in NARROW for t in lowering.types.values()):
         flat = with_biased_sums(flat, inputs, admits=adds_bias)
     if flat is before:
@@ -162,7 +166,7 @@ def _functions(
 
     @cache  # a statement is looked at for the sake of those before it too
     def task(output: str) -> Task:
-        kept = output in flat.outputs
+        kept = output in flat.outputs or output in owned
         return Task(statements[output], defracted[output], types, local, names, options, kept, fresh, once)
 
     steps = _steps(flat, types, options)
@@ -170,7 +174,9 @@ def _functions(
     readers = Counter(t for s in flat.statements for t in dict.fromkeys(reads(s)))
     given = {s.output for step in steps if isinstance(step, LibraryCall) for s in step.results}
     once = frozenset(t for t, n in readers.items() if n == 1 and t not in (*flat.outputs, *flat.input_names()))
-    fresh = once & given
+    whole = {s.body.tensor for s in flat.statements if s.output in flat.outputs and isinstance(s.body, Access)}
+    owned = {t for t in once & whole if t not in given}  # so that a view of all of it may be returned
+    fresh = once & {*given, *owned}
     dead = _last_reads(replace(flat, statements=tuple(s for step in steps for s in step.members)))
     while steps:
         first = steps[0]

@@ -94,12 +94,21 @@ def _layer_norm(scale: str, shift: str) -> Routine:
     )
 
 
-def _layer_norm_gradient(scale: str) -> Routine:
+def _reciprocal(stored: bool, at: str) -> tuple[str, str, str, tuple[str, ...]]:
+    """The reciprocal of a deviation, `stored` as one or as the variance: in Tile, its text in a call, the tensor, and
+    the functions that it takes."""
+    return (f"R[{at}]", "{R}", "R", ()) if stored else (f"rsqrt(V[{at}] + E[])", "torch.rsqrt({V} + {E})", "V", _NORM)
+
+
+_NORM = ("rsqrt",)
+
+
+def _layer_norm_gradient(scale: str, stored: bool) -> Routine:
     by = f" * {scale}[j]" * bool(scale)
-    r = "rsqrt(V[i] + E[])"
+    r, told, statistic, marks = _reciprocal(stored, "i")
     return Routine(
-        f"rt.layer_norm_gradient({{C}}, {{X}}, {{M}}, {{V}}, {_text(scale)}, {{places}}, {{E}})",
-        f"""(X[I,J], E[], G[J], M[I], V[I], C[I,J]) -> (Y) {{
+        f"rt.layer_norm_gradient({{C}}, {{X}}, {{M}}, {told}, {_text(scale)}, {{places}})",
+        f"""(X[I,J], E[], G[J], M[I], {statistic}[I], C[I,J]) -> (Y) {{
             A[i : I] = +(C[i,j] * (X[i,j] - M[i]){by});
             D[i : I] = A[i] * -1.0 * {r} * {r} * {r} * 0.5;
             B[i : I] = +(C[i,j]{by});
@@ -107,9 +116,9 @@ def _layer_norm_gradient(scale: str) -> Routine:
                 + (B[i] * -1.0 * {r} + -1.0 * D[i] / J * (M[i] - M[i]) * 2) / J; }}""",
         ("Y",),
         (("Y", "ij"),),
-        (("X", "ij"), ("C", "ij"), ("M", "i"), ("V", "i"), *(((scale, "j"),) if scale else ())),
+        (("X", "ij"), ("C", "ij"), ("M", "i"), (statistic, "i"), *(((scale, "j"),) if scale else ())),
         "ij",
-        ("rsqrt",),
+        marks,
         admits=_last,
     )
 
@@ -125,7 +134,7 @@ def _in_order(variables: str, m: Occurrence) -> bool:
     return axes == tuple(a for v in variables for a in sorted(m.axes[v], key=axes.index)) and all(m.sizes.values())
 
 
-def _channel_norms(variables: str, alone: str, summed: str, call: str) -> tuple[Routine, ...]:
+def _channel_norms(variables: str, alone: str, summed: str, call: str, stored: bool) -> tuple[Routine, ...]:
     """Norms scaled by channels, with statistics of what is `alone`, `summed` over the others: values, and gradients by
     the input, with the sums of which those of scale and shift are made. `variables`: of the input."""
     channels = variables.strip("ns")
@@ -133,16 +142,17 @@ def _channel_norms(variables: str, alone: str, summed: str, call: str) -> tuple[
     shapes = {v: v.upper() if v != "n" else "N" for v in variables}
     size, stat, scale = (",".join(shapes[v] for v in t) for t in (variables, alone, channels))
     each = "".join(f" / {shapes[v]}" for v in summed)
-    r, centred = f"rsqrt(V[{own}] + E[])", f"(X[{x}] - M[{own}])"
+    r, told, statistic, marks = _reciprocal(stored, own)
+    centred = f"(X[{x}] - M[{own}])"
     inside, outside = (f" * A[{of}]", "") if own != of else ("", f" * A[{of}]")
     given, read = f"X[{size}], A[{scale}], E[]", (("X", variables), ("A", channels))
     sums = f"F[{of} : {scale}] = +(D[{x}] * {centred} * {r}); O[{of} : {scale}] = +(D[{x}]);" * (own != of)
-    gradient = f"""({given}, M[{stat}], V[{stat}], D[{size}]) -> (Z) {{ {sums}
+    gradient = f"""({given}, M[{stat}], {statistic}[{stat}], D[{size}]) -> (Z) {{ {sums}
         T[{own} : {stat}] = +(D[{x}] * {centred}{inside}); U[{own} : {stat}] = +(D[{x}]{inside});
         P[{own} : {stat}] = T[{own}]{outside} * -1.0 * {r} * {r} * {r} * 0.5;
         Z[{x} : {size}] = D[{x}] * {r} * A[{of}] + P[{own}]{each} * {centred} * 2
             + (U[{own}] * -1.0 * {r}{outside} + -1.0 * P[{own}]{each} * (M[{own}] - M[{own}]) * 2){each}; }}"""
-    statistics = (("D", variables), *read, ("M", alone), ("V", alone))
+    statistics = (("D", variables), *read, ("M", alone), (statistic, alone))
 
     def routine(
         text: str, source: str, roots: tuple[str, ...], gives: str, reads: tuple[tuple[str, str], ...]
@@ -150,8 +160,20 @@ def _channel_norms(variables: str, alone: str, summed: str, call: str) -> tuple[
         axes = {"Z": variables, "Y": variables, "M": alone, "V": alone}
         results = tuple((t, axes.get(t, channels)) for t in gives)
         admits = partial(_in_order, variables)
-        return Routine(text, source, roots, results, reads, "ns", ("rsqrt",), flat=True, fallible=True, admits=admits)
+        return Routine(text, source, roots, results, reads, "ns", marks, flat=True, fallible=True, admits=admits)
 
+    gradients = (
+        routine(
+            f"rt.{call}_gradient({{D}}, {{X}}, {{A}}, {{M}}, {told}, {len(gives)})",
+            gradient,
+            roots,
+            gives,
+            statistics,
+        )
+        for roots, gives in ([(("Z", "F", "O"), "ZFO"), (("Z",), "Z")] if sums else [(("Z",), "ZTU")])
+    )
+    if stored:
+        return tuple(gradients)
     return (
         routine(
             f"rt.{call}_and_statistics({{X}}, {{A}}, {{B}}, {{E}})",
@@ -162,16 +184,7 @@ def _channel_norms(variables: str, alone: str, summed: str, call: str) -> tuple[
             "YMV",
             (*read, ("B", channels)),
         ),
-        *(
-            routine(
-                f"rt.{call}_gradient({{D}}, {{X}}, {{A}}, {{M}}, {{V}}, {{E}}, {len(gives)})",
-                gradient,
-                roots,
-                gives,
-                statistics,
-            )
-            for roots, gives in ([(("Z", "F", "O"), "ZFO"), (("Z",), "Z")] if sums else [(("Z",), "ZTU")])
-        ),
+        *gradients,
     )
 
 
@@ -294,9 +307,9 @@ ROUTINES: tuple[Routine, ...] = (
         admits=_distant,
     ),
     *(_layer_norm(scale, shift) for scale, shift in (("G", "B"), ("G", ""), ("", ""))),
-    *map(_layer_norm_gradient, ("G", "")),
-    *_channel_norms("ngks", "ng", "ks", "group_norm"),
-    *_channel_norms("nks", "k", "ns", "batch_norm"),
+    *(_layer_norm_gradient(scale, stored) for stored in (False, True) for scale in ("G", "")),
+    *(r for stored in (False, True) for r in _channel_norms("ngks", "ng", "ks", "group_norm", stored)),
+    *(r for stored in (False, True) for r in _channel_norms("nks", "k", "ns", "batch_norm", stored)),
     *_attention(True),
     *_attention(False),
 )

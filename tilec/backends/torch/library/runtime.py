@@ -67,13 +67,13 @@ def _moments(x: Tensor, mean: Tensor, reciprocal: Tensor, dims: Sequence[int], e
 
 
 def layer_norm_gradient(
-    c: Tensor, x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor | None, dims: Sequence[int], eps: float
+    c: Tensor, x: Tensor, mean: Tensor, reciprocal: Tensor, scale: Tensor | None, dims: Sequence[int]
 ) -> tuple[Tensor]:
     """The input's; those of scale and shift depend on the number of threads in torch."""
     shape = (*x.shape[: dims[0]], *[1] * len(dims))
-    reciprocal = torch.rsqrt(variance + eps).view(shape)
+    statistics = mean.reshape(shape), reciprocal.reshape(shape)
     found = torch.ops.aten.native_layer_norm_backward(
-        c, x, x.shape[dims[0] :], mean.reshape(shape), reciprocal, _normal(scale), None, [True, False, False]
+        c, x, x.shape[dims[0] :], *statistics, _normal(scale), None, [True, False, False]
     )
     return (found[0],)
 
@@ -91,16 +91,16 @@ def group_norm_and_statistics(
 
 
 def group_norm_gradient(
-    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, eps: float, count: int
+    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, reciprocal: Tensor, count: int
 ) -> tuple[Tensor, ...] | None:
     """The first so many of the input's and those of scale and shift; likewise."""
     n, g, c, s = x.shape
     operands = (t.reshape(n, g * c, s).contiguous() for t in (d, x))
-    statistics = mean.contiguous(), torch.rsqrt(variance + eps).contiguous(), scale.contiguous().view(g * c)
+    statistics = mean.contiguous(), reciprocal.contiguous(), scale.contiguous().view(g * c)
     backward = torch.ops.aten.native_group_norm_backward
     dx, *others = backward(*operands, *statistics, n, g * c, s, g, [True] * 3)
     found = dx.view(n, g, c, s), *(t.view(g, c) for t in others)
-    return found[:count] if finite(scale, variance, *others) else None
+    return found[:count] if finite(scale, 1 / reciprocal, *others) else None
 
 
 def batch_norm_and_statistics(
@@ -114,15 +114,14 @@ def batch_norm_and_statistics(
 
 
 def batch_norm_gradient(
-    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, eps: float, count: int
+    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, reciprocal: Tensor, count: int
 ) -> tuple[Tensor, ...] | None:
     """The first so many of the input's and the sums of which those of scale and shift are made; likewise."""
-    reciprocal = torch.rsqrt(variance + eps)
-    statistics = scale.contiguous(), None, None, mean.contiguous(), reciprocal
+    statistics = scale.contiguous(), None, None, mean.contiguous(), reciprocal.contiguous()
     backward = torch.ops.aten.native_batch_norm_backward
-    dx, by_scale, by_shift = backward(d.contiguous(), x.contiguous(), *statistics, True, eps, [True] * 3)
+    dx, by_scale, by_shift = backward(d.contiguous(), x.contiguous(), *statistics, True, 0.0, [True] * 3)
     found = dx, by_scale / reciprocal, by_shift
-    return found[:count] if finite(scale, variance, *found[1:]) else None
+    return found[:count] if finite(scale, 1 / reciprocal, *found[1:]) else None
 
 
 def _normal(t: Tensor | None) -> Tensor | None:
