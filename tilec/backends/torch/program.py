@@ -18,7 +18,7 @@ from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handler
 from tilec.backends.common.tiled_program import RESERVED_NAMES
 from tilec.backends.torch.axis_tiling import TiledStep, in_slabs, slab_lines
-from tilec.backends.torch.digits import digits_apart
+from tilec.backends.torch.expr.digits import digits_apart
 from tilec.backends.torch.expr.pieces import with_branches_taken
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.library.calls import LibraryCall, Part, call_lines, library_parts

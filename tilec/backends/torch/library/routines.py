@@ -20,8 +20,9 @@ from tilec.language import parse
 
 @dataclass(frozen=True)
 class Routine:
-    """`call`: text with the names of tensors and numbers, and `places`: the dimensions of `j` in the first tensor;
-    `alone`: that where the first result alone is wanted; `source`: the statements; `roots`: those that are looked for
+    """`call`: text with the names of tensors and numbers, `places`: the dimensions of `j` in the first tensor, and
+    `alone`: is the first result alone wanted?
+    `alone`: that where it is; `source`: the statements; `roots`: those that are looked for
     in turn, all of which must be there; `gives`, `reads`: results in order, and what the text names, with their axes
     where they are `flat`: of one axis for each variable, where others come as they lie; `marks`:
     functions and aggregations without which it is not there; `fallible`: may it return None? `mask`: a condition and a
@@ -97,7 +98,11 @@ def _layer_norm(scale: str, shift: str) -> Routine:
 def _reciprocal(stored: bool, at: str) -> tuple[str, str, str, tuple[str, ...]]:
     """The reciprocal of a deviation, `stored` as one or as the variance: in Tile, its text in a call, the tensor, and
     the functions that it takes."""
-    return (f"R[{at}]", "{R}", "R", ()) if stored else (f"rsqrt(V[{at}] + E[])", "torch.rsqrt({V} + {E})", "V", _NORM)
+    return (
+        (f"R[{at}]", "{R}", "R", ("sub", "sum"))
+        if stored
+        else (f"rsqrt(V[{at}] + E[])", "torch.rsqrt({V} + {E})", "V", _NORM)
+    )
 
 
 _NORM = ("rsqrt",)
@@ -144,12 +149,15 @@ def _channel_norms(variables: str, alone: str, summed: str, call: str, stored: b
     each = "".join(f" / {shapes[v]}" for v in summed)
     r, told, statistic, marks = _reciprocal(stored, own)
     centred = f"(X[{x}] - M[{own}])"
-    inside, outside = (f" * A[{of}]", "") if own != of else ("", f" * A[{of}]")
+    scaled, by_channel = f" * A[{of}]", own == of
+    inside, outside = ("", scaled) if by_channel else (scaled, "")
+    within, beside = (scaled, "") if stored else (inside, outside)
     given, read = f"X[{size}], A[{scale}], E[]", (("X", variables), ("A", channels))
-    sums = f"F[{of} : {scale}] = +(D[{x}] * {centred} * {r}); O[{of} : {scale}] = +(D[{x}]);" * (own != of)
+    sums = f"F[{of} : {scale}] = +(D[{x}] * {centred} * {r});" * (stored or not by_channel)
+    sums += f"O[{of} : {scale}] = +(D[{x}]);" * (not by_channel)
     gradient = f"""({given}, M[{stat}], {statistic}[{stat}], D[{size}]) -> (Z) {{ {sums}
-        T[{own} : {stat}] = +(D[{x}] * {centred}{inside}); U[{own} : {stat}] = +(D[{x}]{inside});
-        P[{own} : {stat}] = T[{own}]{outside} * -1.0 * {r} * {r} * {r} * 0.5;
+        T[{own} : {stat}] = +(D[{x}] * {centred}{within}); U[{own} : {stat}] = +(D[{x}]{inside});
+        P[{own} : {stat}] = T[{own}]{beside} * -1.0 * {r} * {r} * {r} * 0.5;
         Z[{x} : {size}] = D[{x}] * {r} * A[{of}] + P[{own}]{each} * {centred} * 2
             + (U[{own}] * -1.0 * {r}{outside} + -1.0 * P[{own}]{each} * (M[{own}] - M[{own}]) * 2){each}; }}"""
     statistics = (("D", variables), *read, ("M", alone), (statistic, alone))
@@ -162,21 +170,24 @@ def _channel_norms(variables: str, alone: str, summed: str, call: str, stored: b
         admits = partial(_in_order, variables)
         return Routine(text, source, roots, results, reads, "ns", marks, flat=True, fallible=True, admits=admits)
 
+    ways: list[tuple[tuple[str, ...], str]] = [(("Z", "F", "O"), "ZFO"), (("Z",), "Z")]
+    if by_channel:
+        ways = [(("Z", "F"), "ZFU")] if stored else [(("Z",), "ZTU")]
     gradients = (
         routine(
-            f"rt.{call}_gradient({{D}}, {{X}}, {{A}}, {{M}}, {told}, {len(gives)})",
+            f"rt.{call}_gradient({{D}}, {{X}}, {{A}}, {{M}}, {told}, {stored if by_channel else len(gives)})",
             gradient,
             roots,
             gives,
             statistics,
         )
-        for roots, gives in ([(("Z", "F", "O"), "ZFO"), (("Z",), "Z")] if sums else [(("Z",), "ZTU")])
+        for roots, gives in ways
     )
     if stored:
         return tuple(gradients)
     return (
         routine(
-            f"rt.{call}_and_statistics({{X}}, {{A}}, {{B}}, {{E}})",
+            f"rt.{call}_and_statistics({{X}}, {{A}}, {{B}}, {{E}}, {{alone}})",
             f"""({given}, B[{scale}]) -> (Y) {{ T[{own} : {stat}] = +(X[{x}]); M[{own} : {stat}] = T[{own}]{each};
                 U[{own} : {stat}] = +({centred} * {centred}); V[{own} : {stat}] = U[{own}]{each};
                 Y[{x} : {size}] = {centred} * {r} * A[{of}] + B[{of}]; }}""",

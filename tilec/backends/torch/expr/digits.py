@@ -24,7 +24,7 @@ from tilec.transforms.util.plain import is_pure, is_unmasked
 from tilec.transforms.util.reshapes import reshape_statement
 from tilec.transforms.util.rewrite import map_reads
 
-_FEWEST_TOGETHER = 8  # elements side by side, below which a pass for each class is faster
+_FEWEST_TOGETHER = 8  # elements side by side, or terms of one, below which a pass for each class is faster
 _Places = tuple[tuple[Expr, ...], tuple[int, ...]]  # an index by digits, and the sizes of its axes
 
 
@@ -54,8 +54,10 @@ class _Apart:
         if found is None:
             return None
         classes = [int(linear(e).coefficient(v)) for e in s.index or () for v in linear(e).variables()]
-        last = found[1][-1]
-        return found if last >= _FEWEST_TOGETHER or math.prod(classes) > MOST_WRITTEN_CLASSES else None
+        domain, shape = self._domains[s.output], found[1]
+        terms = math.prod(domain.extent.values()) // max(1, math.prod(shape)) if domain else 0
+        together = max(shape[-1], terms) >= _FEWEST_TOGETHER
+        return found if together or math.prod(classes) > MOST_WRITTEN_CLASSES else None
 
     def add(self, s: Statement) -> None:
         target = self.written(s)
