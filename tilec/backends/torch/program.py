@@ -143,22 +143,28 @@ def _reusing(lowering: Lowering) -> Lowering:
 
 
 def _functions(
-    name: str, lowering: Lowering, options: Options, taken: Sequence[str] = (), cast: Sequence[str] = ()
+    name: str,
+    lowering: Lowering,
+    options: Options,
+    taken: Sequence[str] = (),
+    cast: Sequence[str] = (),
+    given: Sequence[int] = (),
 ) -> list[str]:
     """The text of a program as a function, after those of the slabs that it is cut into. `cast`: inputs that it casts
-    to float32 first."""
+    to float32 first; `given`: outputs whose memory it is given, and which it does not return."""
     flat, types = lowering.stages["flat"], lowering.types
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     names = FreshNames((*RESERVED_IN_TORCH, *taken, name, *lowering.symbols))
     local = {t: names.fresh(python_name(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
     body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
     body += [f"{local[i]} = {local[i]}.to(torch.float32)" for i in cast]
+    rooms = {o: names.fresh(f"{local[o]}_room") for n, o in enumerate(flat.outputs) if n in given}
     functions: list[str] = []
     hidden: set[str] = set()  # what exists in slabs alone
 
-    def slab(inner: Lowering, options: Options = options) -> str:
+    def slab(inner: Lowering, options: Options = options, given: Sequence[int] = ()) -> str:
         made = names.fresh(f"{name}_slab")
-        functions.extend(_functions(made, inner, options, (*taken, name, *lowering.symbols)))
+        functions.extend(_functions(made, inner, options, (*taken, name, *lowering.symbols), given=given))
         return made
 
     def exact(inner: Lowering) -> str:
@@ -167,7 +173,8 @@ def _functions(
     @cache  # a statement is looked at for the sake of those before it too
     def task(output: str) -> Task:
         kept = output in flat.outputs or output in owned
-        return Task(statements[output], defracted[output], types, local, names, options, kept, fresh, once)
+        room = (output, types[output], rooms[output]) if output in rooms else None
+        return Task(statements[output], defracted[output], types, local, names, options, kept, fresh, once, room)
 
     steps = _steps(flat, types, options)
     statements = {s.output: s for step in steps if isinstance(step, TiledStep) for s in step.members}
@@ -198,9 +205,10 @@ def _functions(
         unused = [local[t] for s in group for t in dead.get(s.output, ()) if t not in hidden]
         if unused:
             body.append(f"del {', '.join(unused)}")
-    results = ", ".join(local[o] for o in flat.outputs)
-    body.append(f"return ({results}{',' if len(flat.outputs) == 1 else ''})")
-    header = f"def {name}({', '.join(local[i] for i in flat.input_names())}):"
+    body += [f"rt.put({local[o]}, {room})" for o, room in rooms.items()]
+    results = [local[o] for o in flat.outputs if o not in rooms]
+    body.append(f"return ({', '.join(results)}{',' if len(results) == 1 else ''})")
+    header = f"def {name}({', '.join([*(local[i] for i in flat.input_names()), *rooms.values()])}):"
     return [*functions, "\n".join([header, *indented(body)])]
 
 

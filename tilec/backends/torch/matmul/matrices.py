@@ -117,7 +117,9 @@ def _copy_steps(task: Task, domain: Domain, layout: Layout) -> dict[str, int]:
         return {}
     largest = max(copied, key=lambda o: o.size(domain))
     once = largest.size(domain) == math.prod(domain.extent[v] for v in (*layout.order, *layout.summed))
-    limit = task.options.block if once else COPY_BLOCKS * task.options.block  # each element is read once: it is in cache
+    limit = (
+        task.options.block if once else COPY_BLOCKS * task.options.block
+    )  # each element is read once: it is in cache
     limit = min(limit, task.options.memory_budget // 16)
     kept = [v for v in layout.order if v in largest.variables]
     summed = list(layout.summed)
