@@ -148,13 +148,13 @@ def slab_lines(
         made = f"torch.empty({tuple_text(types[t].shape)}, dtype=torch.{types[t].dtype}, device=device)"
         lines.append(f"{local[t]} = {None if t in combined else made}")
     writer = CallWriter(local.__getitem__, names, in_place=True)
-    given = [n for n, x in enumerate(results) if lies_together(x)]
+    placed = [n for n, x in enumerate(results) if lies_together(x)]
     rest = run.size % slab.rows
     for rows, first, count in ((slab.rows, 0, run.size // slab.rows), (rest, run.size - rest, 1)):
         if rows:
             part = slab_of(run, rows, types, wanted)
             lowering = _lowering(part)
-            lines += writer.lines(part.call(lowering, results, first, count), function(lowering, given=given))
+            lines += writer.lines(part.call(lowering, results, first, count), function(lowering, placed=placed))
     return lines
 
 

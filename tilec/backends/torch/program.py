@@ -148,23 +148,23 @@ def _functions(
     options: Options,
     taken: Sequence[str] = (),
     cast: Sequence[str] = (),
-    given: Sequence[int] = (),
+    placed: Sequence[int] = (),
 ) -> list[str]:
     """The text of a program as a function, after those of the slabs that it is cut into. `cast`: inputs that it casts
-    to float32 first; `given`: outputs whose memory it is given, and which it does not return."""
+    to float32 first; `placed`: outputs whose memory it is given, and which it does not return."""
     flat, types = lowering.stages["flat"], lowering.types
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     names = FreshNames((*RESERVED_IN_TORCH, *taken, name, *lowering.symbols))
     local = {t: names.fresh(python_name(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
     body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
     body += [f"{local[i]} = {local[i]}.to(torch.float32)" for i in cast]
-    rooms = {o: names.fresh(f"{local[o]}_room") for n, o in enumerate(flat.outputs) if n in given}
+    rooms = {o: names.fresh(f"{local[o]}_room") for n, o in enumerate(flat.outputs) if n in placed}
     functions: list[str] = []
     hidden: set[str] = set()  # what exists in slabs alone
 
-    def slab(inner: Lowering, options: Options = options, given: Sequence[int] = ()) -> str:
+    def slab(inner: Lowering, options: Options = options, placed: Sequence[int] = ()) -> str:
         made = names.fresh(f"{name}_slab")
-        functions.extend(_functions(made, inner, options, (*taken, name, *lowering.symbols), given=given))
+        functions.extend(_functions(made, inner, options, (*taken, name, *lowering.symbols), placed=placed))
         return made
 
     def exact(inner: Lowering) -> str:

@@ -62,9 +62,9 @@ class _Apart:
     def add(self, s: Statement) -> None:
         target = self.written(s)
         found = {a: p for a in _accesses(s) if (p := self._places(s, a)) is not None}
-        copied = found.get(s.body) if isinstance(s.body, Access) and is_pure(s) and is_unmasked(s) else None
-        if target is None and copied is not None and copied[0] == s.index:
-            self.made.setdefault((s.body.tensor, copied[1]), s.output)  # which is that tensor apart
+        copied = s.body if isinstance(s.body, Access) and is_pure(s) and is_unmasked(s) else None
+        if target is None and copied in found and copied is not None and found[copied][0] == s.index:
+            self.made.setdefault((copied.tensor, found[copied][1]), s.output)  # which is that tensor apart
             self.statements.append(s)
             return
         new = map_values(s, lambda e: map_reads(e, {a.tensor for a in found}, self._read(found)))
