@@ -40,7 +40,7 @@ def test_numbers_with_digits(sizes, dtype: torch.dtype) -> None:
     (y,) = agree(KRON, *tensors(*sizes, dtype=dtype), tolerance=tolerance(dtype))
     text = run(KRON, tensors(*sizes, dtype=dtype))[1]
     assert scatters or "scatter_" not in text and y.is_contiguous()
-    agree(REPEATED, *tensors((5, 9), dtype=dtype), tolerance=tolerance(dtype), contains=".view((15, 9))")
+    agree(REPEATED, *tensors((5, 9), dtype=dtype), tolerance=tolerance(dtype), contains="Y_apart[n, k, c : 5, 3, 9]")
 
 
 @pytest.mark.parametrize("condition", [*TRIANGLES, "i + j > 4", "i > 2 * j"])

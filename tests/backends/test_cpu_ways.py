@@ -122,3 +122,46 @@ def test_places_of_a_tensor_without_elements() -> None:
     f = tilec.compile("function (A[N, M], P[K, L], Q) -> (Y) { Y[i : 3] = sum(A[P[i, Q[i, i]] - 1, i]); }")
     p = torch.empty(5, 0, dtype=torch.int64)
     assert not f(torch.ones(1, 4), p, torch.zeros(2, 4, dtype=torch.int32)).any()
+
+
+SUMS = {  # what the text holds, what not, and the sum by torch
+    "G[j] = sum(X[i,j] * (Z[i,j] - 1) * exp(X[i,0]))": (
+        "total.add_(",
+        "expand",
+        lambda x, z: (x * (z - 1) * x[:, :1].exp()).sum(0),
+    ),
+    "G[j] = sum((X[i,j] > 0) == 0 ? X[i,j] * Z[i,j])": (
+        "torch.logical_not(",
+        "mm(",
+        lambda x, z: torch.where(~(x > 0), x * z, 0.0).sum(0),
+    ),
+    "G[i] = sum((X[i,j] > 0) * exp(Z[i,j]))": ("torch.sum(", "mm(", lambda x, z: ((x > 0) * z.exp()).sum(1)),
+}
+
+
+@pytest.mark.parametrize("bad", [0.5, math.inf, math.nan])
+@pytest.mark.parametrize("shape", [(1021, 513), (3, 5), (1, 1)])
+@pytest.mark.parametrize("source", SUMS)
+def test_sums_of_what_is_computed(source: str, shape: tuple[int, int], bad: float) -> None:
+    """In blocks where one factor is read once, and by no matrix product where all factors have all points."""
+    held, missing, in_torch = SUMS[source]
+    generator = torch.Generator().manual_seed(1)
+    x, z = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2))
+    x[-1, -1] = bad
+    f = tilec.compile(source)
+    torch.testing.assert_close(f(x, z), in_torch(x, z), equal_nan=True)
+    text = f.lower(x, z).source()
+    assert shape[0] < 1000 or held in text and missing not in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_slabs_are_written_where_they_belong(dtype: torch.dtype) -> None:
+    x, t = (3 * torch.randn(701, 513, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    x, t = x.to(dtype), t.to(dtype)
+    f = tilec.compile("D = abs(X - T); S[i] = max(D[i,j]); Y = D < 2 ? D * D : D - X; Z = D * D + T")
+    d = (x - t).abs()
+    tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype is torch.bfloat16 else {}
+    for ours, expected in zip(f(x, t), (d.amax(1), torch.where(d < 2, d * d, d - x), d * d + t), strict=True):
+        torch.testing.assert_close(ours, expected, **tolerance)
+    text = f.lower(x, t).source()
+    assert "_slab(" in text and "_part" not in text

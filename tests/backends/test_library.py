@@ -28,6 +28,9 @@ PIXELS = """function (X[N, C, H, W]) -> (Y) { M[n,c] = mean(X[n,c,y,x]);
 GROUPS = """function (X[N, C, H, W], G[3, K], B[3, K]) -> (Y) { Z = reshape(X, N, 3, C / 3, H, W);
     M[n,g] = mean(Z[n,g,c,y,x]); V[n,g] = mean((Z[n,g,c,y,x] - M[n,g]) * (Z[n,g,c,y,x] - M[n,g]));
     O[n,g,c,y,x] = B[g,c] + (Z[n,g,c,y,x] - M[n,g]) * rsqrt(V[n,g] + 0.00001) * G[g,c]; Y = reshape(O, N, C, H, W); }"""
+GROUPS_OF_CHANNELS = """function (X[N, C, L], W[C], B[C]) -> (Y) { Z = reshape(X, N, 3, C / 3, L);
+    M[n,g] = mean(Z[n,g,c,l]); R[n,g] = rsqrt(mean((Z[n,g,c,l] - M[n,g]) * (Z[n,g,c,l] - M[n,g])) + 0.00001);
+    Y[n, (C/3)*g + c, l : N,C,L] = (Z[n,g,c,l] - M[n,g]) * R[n,g] * W[(C/3)*g + c] + B[(C/3)*g + c]; }"""
 BATCH = """function (X[N, P, C], G[C], B[C]) -> (Y) { M[c] = mean(X[n,p,c]);
     V[c] = mean((X[n,p,c] - M[c]) * (X[n,p,c] - M[c]));
     Y[n,p,c : N,P,C] = (X[n,p,c] - M[c]) * rsqrt(V[c] + 0.00001) * G[c] + B[c]; }"""
@@ -44,6 +47,21 @@ ROUTINES = {
     "norm of rows": (NORM, ((5, 7), (7,), (7,)), "layer_norm"),
     "norm of images": (PIXELS, ((2, 3, 4, 5),), "layer_norm"),
     "norm of groups": (GROUPS, ((2, 6, 3, 4), (3, 2), (3, 2)), "group_norm"),
+    "norm of groups of channels": (GROUPS_OF_CHANNELS, ((2, 6, 9), (6,), (6,)), "group_norm"),
+    "norm of rows by the reciprocal": (
+        NORM.replace("V[n] = mean", "V[n] = rsqrt(0.00001 + mean")
+        .replace("M[n]));", "M[n])));")
+        .replace("rsqrt(0.00001 + V[n])", "V[n]"),
+        ((5, 7), (7,), (7,)),
+        "layer_norm",
+    ),
+    "norm over a batch by the reciprocal": (
+        BATCH.replace("V[c] = mean", "V[c] = rsqrt(0.00001 + mean")
+        .replace("M[c]));", "M[c])));")
+        .replace("rsqrt(V[c] + 0.00001)", "V[c]"),
+        ((3, 5, 4), (4,), (4,)),
+        "batch_norm",
+    ),
     "norm over a batch": (BATCH, ((3, 5, 4), (4,), (4,)), "batch_norm"),
     "norm over a batch of images": (
         BATCH.replace("p,c", "c,p").replace("P,C", "C,P").replace("P, C", "C, P"),
@@ -119,6 +137,17 @@ def test_routines_give_what_the_statements_give(name: str, expected: list, monke
     assert word in executables(source, tensors)[0].source() and word not in executables(source, tensors)[1].source()
     for a, b in zip(with_gradient(source, tensors, monkeypatch, True), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in ROUTINES if "norm" in n])
+def test_gradients_of_norms_are_routines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the variance or the reciprocal of the deviation was kept."""
+    source, shapes, word = ROUTINES[name]
+    found: list[str] = []
+    called = getattr(runtime, f"{word}_gradient")
+    monkeypatch.setattr(rt, f"{word}_gradient", lambda *given: found.append(word) or called(*given))
+    with_gradient(source, inputs(shapes), monkeypatch, True)
+    assert found == [word]
 
 
 @pytest.mark.one_in(3)

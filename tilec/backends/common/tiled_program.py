@@ -4,7 +4,7 @@ which run as they are printed, and the executable of a program in chunks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -21,6 +21,7 @@ from tilec.transforms.util.tiled import (
     Combine,
     Into,
     Moving,
+    Sink,
     Slice,
     Source,
     Start,
@@ -38,10 +39,11 @@ IN_PLACE = {a.name: a.torch.in_place for a in AGGREGATIONS.values() if a.torch a
 
 
 class CallWriter:
-    """Writes calls. `local`: the name of a tensor; `names`: others than these."""
+    """Writes calls. `local`: the name of a tensor; `names`: others than these; `in_place`: of the results that are
+    parts of others, functions are given those that lie side by side in memory, and return the rest."""
 
-    def __init__(self, local: Callable[[str], str], names: FreshNames):
-        self.local, self.names = local, names
+    def __init__(self, local: Callable[[str], str], names: FreshNames, in_place: bool = False):
+        self.local, self.names, self.in_place = local, names, in_place
         self._made: dict[tuple[str, str], str] = {}
 
     def _name(self, tensor: str, suffix: str) -> str:
@@ -82,11 +84,13 @@ class CallWriter:
 
     def _call(self, call: TiledCall, function: str, before: Sequence[str], place: Callable[..., str]) -> list[str]:
         arguments = [*before, *(self._argument(x, place) for x in call.sources)]
-        parts = {k: self._name(x.tensor, "part") for k, x in reversed(call.sinks) if not isinstance(x, Assign)}
-        targets = {k: self.local(x.tensor) for k, x in call.sinks if isinstance(x, Assign)} | parts
+        sinks = [(k, x) for k, x in call.sinks if not (self.in_place and lies_together(x))]
+        arguments += [self._slice(x, place) for _, x in call.sinks if self.in_place and lies_together(x)]
+        parts = {k: self._name(x.tensor, "part") for k, x in reversed(sinks) if not isinstance(x, Assign)}
+        targets = {k: self.local(x.tensor) for k, x in sinks if isinstance(x, Assign)} | parts
         results = "".join(f"{targets[k]}, " for k in sorted(targets))
         body = [f"{results}= " * bool(results) + f"{function}({', '.join(arguments)})"]
-        for k, sink in call.sinks:
+        for k, sink in sinks:
             target, part = self.local(sink.tensor), targets[k]
             if isinstance(sink, Into | CarriedSlice) and sink.part is not None:
                 axis, low, high = sink.part
@@ -117,6 +121,11 @@ class CallWriter:
     def _slice(self, x: Slice | Into, place: Callable[..., str]) -> str:
         places = place(x) if x.length is None else f"{place(x)}:{place(x, x.length)}"
         return _cut(self.local(x.tensor), x.axis, places)
+
+
+def lies_together(sink: Sink) -> TypeGuard[Into]:
+    """Whether a result is a part of another tensor that is contiguous."""
+    return isinstance(sink, Into) and sink.part is None and sink.axis == 0
 
 
 def _sum(text: str, number: int) -> str:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from tilec.backends.base import Lowering, Options
 from tilec.backends.common.axis_tiling import Rules, Slab, TileRegion, run_over, slab_of
 from tilec.backends.common.code import FreshNames, tuple_text
-from tilec.backends.common.tiled_program import CallWriter
+from tilec.backends.common.tiled_program import CallWriter, lies_together
 from tilec.backends.torch.sharing import share
 from tilec.cost import size_in_bytes
 from tilec.ir.at_sizes import followed
@@ -136,9 +136,10 @@ def _lowering(slab: Slab) -> Lowering:
 
 
 def slab_lines(
-    slab: SlabPlan, types: Types, local: Mapping[str, str], names: FreshNames, function: Callable[[Lowering], str]
+    slab: SlabPlan, types: Types, local: Mapping[str, str], names: FreshNames, function: Callable[..., str]
 ) -> list[str]:
-    """Lines that carry out a run; `function` makes a function of a program and gives its name."""
+    """Lines that carry out a run; `function` makes a function of a program, which is given memory for some of its
+    outputs, and gives its name."""
     run, wanted = slab.run, slab.wanted
     combined = {s.output: Combine(s.output, s.aggregation) for s in run.columns}
     results = [combined.get(t) or Into(t, run.axis[t], slab.rows) for t in wanted]
@@ -146,13 +147,14 @@ def slab_lines(
     for t in wanted:
         made = f"torch.empty({tuple_text(types[t].shape)}, dtype=torch.{types[t].dtype}, device=device)"
         lines.append(f"{local[t]} = {None if t in combined else made}")
-    writer = CallWriter(local.__getitem__, names)
+    writer = CallWriter(local.__getitem__, names, in_place=True)
+    placed = [n for n, x in enumerate(results) if lies_together(x)]
     rest = run.size % slab.rows
     for rows, first, count in ((slab.rows, 0, run.size // slab.rows), (rest, run.size - rest, 1)):
         if rows:
             part = slab_of(run, rows, types, wanted)
             lowering = _lowering(part)
-            lines += writer.lines(part.call(lowering, results, first, count), function(lowering))
+            lines += writer.lines(part.call(lowering, results, first, count), function(lowering, placed=placed))
     return lines
 
 

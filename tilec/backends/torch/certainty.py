@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 Tensor = torch.Tensor
@@ -26,7 +28,7 @@ def finite(*tensors: Tensor) -> bool:
             if not askable(t):
                 return False
             total = t.sum(dtype=torch.float32) if t.element_size() < 4 else t.sum()
-            if not torch.isfinite(total):
+            if not math.isfinite(float(total)):
                 return False
     return True
 

@@ -18,6 +18,7 @@ from tilec.backends.common.code import FreshNames, indented, python_name
 from tilec.backends.common.memory import FAILED, TensorMemory, with_memory_handler
 from tilec.backends.common.tiled_program import RESERVED_NAMES
 from tilec.backends.torch.axis_tiling import TiledStep, in_slabs, slab_lines
+from tilec.backends.torch.expr.digits import digits_apart
 from tilec.backends.torch.expr.pieces import with_branches_taken
 from tilec.backends.torch.expr.task import Task
 from tilec.backends.torch.library.calls import LibraryCall, Part, call_lines, library_parts
@@ -27,7 +28,7 @@ from tilec.backends.torch.rules import MOST_TOGETHER, lines_of_first
 from tilec.backends.torch.sharing import reuse
 from tilec.ir.at_sizes import NAMESPACE
 from tilec.ir.infer import infer
-from tilec.ir.program import Program, Statement, reads
+from tilec.ir.program import Access, Program, Statement, reads
 from tilec.ir.types import NARROW, Types
 from tilec.language.show import show_statement
 from tilec.late import leave_untraced
@@ -125,10 +126,13 @@ def build_program(lowering: Lowering, options: Options) -> TorchProgram:
 
 
 def _reusing(lowering: Lowering) -> Lowering:
-    """With what statements store read where others would compute it again, and biases added to products first."""
+    """With an axis for each digit of an index, what statements store read where others would compute it again, and
+    biases added to products first."""
     before = lowering.stages["flat"]
     inputs = {name: lowering.types[name] for name in before.input_names()}
-    flat = with_branches_taken(reuse(before, lowering.types), lowering.types)
+    apart = digits_apart(before, lowering.types)
+    types = lowering.types if apart is before else infer(apart, inputs)
+    flat = with_branches_taken(reuse(apart, types), types)
     if any(t.dtype in NARROW for t in lowering.types.values()):
         flat = with_biased_sums(flat, inputs, admits=adds_bias)
     if flat is before:
@@ -139,22 +143,28 @@ def _reusing(lowering: Lowering) -> Lowering:
 
 
 def _functions(
-    name: str, lowering: Lowering, options: Options, taken: Sequence[str] = (), cast: Sequence[str] = ()
+    name: str,
+    lowering: Lowering,
+    options: Options,
+    taken: Sequence[str] = (),
+    cast: Sequence[str] = (),
+    placed: Sequence[int] = (),
 ) -> list[str]:
     """The text of a program as a function, after those of the slabs that it is cut into. `cast`: inputs that it casts
-    to float32 first."""
+    to float32 first; `placed`: outputs whose memory it is given, and which it does not return."""
     flat, types = lowering.stages["flat"], lowering.types
     defracted = {s.output: s for s in lowering.stages["defracted"].statements}
     names = FreshNames((*RESERVED_IN_TORCH, *taken, name, *lowering.symbols))
     local = {t: names.fresh(python_name(t)) for t in (*flat.input_names(), *(s.output for s in flat.statements))}
     body = [f"device = {local[flat.inputs[0].name]}.device" if flat.inputs else "device = torch.device('cpu')"]
     body += [f"{local[i]} = {local[i]}.to(torch.float32)" for i in cast]
+    rooms = {o: names.fresh(f"{local[o]}_room") for n, o in enumerate(flat.outputs) if n in placed}
     functions: list[str] = []
     hidden: set[str] = set()  # what exists in slabs alone
 
-    def slab(inner: Lowering, options: Options = options) -> str:
+    def slab(inner: Lowering, options: Options = options, placed: Sequence[int] = ()) -> str:
         made = names.fresh(f"{name}_slab")
-        functions.extend(_functions(made, inner, options, (*taken, name, *lowering.symbols)))
+        functions.extend(_functions(made, inner, options, (*taken, name, *lowering.symbols), placed=placed))
         return made
 
     def exact(inner: Lowering) -> str:
@@ -162,15 +172,18 @@ def _functions(
 
     @cache  # a statement is looked at for the sake of those before it too
     def task(output: str) -> Task:
-        kept = output in flat.outputs
-        return Task(statements[output], defracted[output], types, local, names, options, kept, fresh, once)
+        kept = output in flat.outputs or output in owned
+        room = (output, types[output], rooms[output]) if output in rooms else None
+        return Task(statements[output], defracted[output], types, local, names, options, kept, fresh, once, room)
 
     steps = _steps(flat, types, options)
     statements = {s.output: s for step in steps if isinstance(step, TiledStep) for s in step.members}
     readers = Counter(t for s in flat.statements for t in dict.fromkeys(reads(s)))
     given = {s.output for step in steps if isinstance(step, LibraryCall) for s in step.results}
     once = frozenset(t for t, n in readers.items() if n == 1 and t not in (*flat.outputs, *flat.input_names()))
-    fresh = once & given
+    whole = {s.body.tensor for s in flat.statements if s.output in flat.outputs and isinstance(s.body, Access)}
+    owned = {t for t in once & whole if t not in given}  # so that a view of all of it may be returned
+    fresh = once & {*given, *owned}
     dead = _last_reads(replace(flat, statements=tuple(s for step in steps for s in step.members)))
     while steps:
         first = steps[0]
@@ -192,9 +205,10 @@ def _functions(
         unused = [local[t] for s in group for t in dead.get(s.output, ()) if t not in hidden]
         if unused:
             body.append(f"del {', '.join(unused)}")
-    results = ", ".join(local[o] for o in flat.outputs)
-    body.append(f"return ({results}{',' if len(flat.outputs) == 1 else ''})")
-    header = f"def {name}({', '.join(local[i] for i in flat.input_names())}):"
+    body += [f"rt.put({local[o]}, {room})" for o, room in rooms.items()]
+    results = [local[o] for o in flat.outputs if o not in rooms]
+    body.append(f"return ({', '.join(results)}{',' if len(results) == 1 else ''})")
+    header = f"def {name}({', '.join([*(local[i] for i in flat.input_names()), *rooms.values()])}):"
     return [*functions, "\n".join([header, *indented(body)])]
 
 

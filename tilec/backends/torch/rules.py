@@ -16,7 +16,7 @@ from tilec.backends.torch.matmul.keyed import keyed_products
 from tilec.backends.torch.matmul.product import product_lines
 from tilec.backends.torch.recurrence.recurrence import recurrence
 from tilec.backends.torch.scan import of_others, scan, tested_sums
-from tilec.backends.torch.scatter import in_digits, scatter_lines
+from tilec.backends.torch.scatter import scatter_lines
 from tilec.backends.torch.windows import extremum_with_places, one_by_one, tested_one_by_one
 from tilec.errors import InternalMistake
 from tilec.ir.program import kept_with
@@ -44,7 +44,6 @@ SPECIAL: tuple[StatementRule, ...] = (
     keyed_products,
     lambda task: tested_one_by_one(task, lines_for),  # terms of a window that tests of values choose
     product_lines,
-    lambda task: in_digits(task, lines_for),  # a view of an output with more axes
     lambda task: one_by_one(task, lines_for),
 )
 MOST_TOGETHER = 16  # statements in one group of loops

@@ -99,6 +99,12 @@ def owned(t: Tensor, of: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format) if shared else t.contiguous()
 
 
+def put(t: Tensor, room: Tensor) -> None:
+    """Into the memory that was given for it, where it is not there already."""
+    if t is not room:
+        room.copy_(t)
+
+
 def extend(t: Tensor, low: Sequence[int], high: Sequence[int], value: float) -> Tensor:
     """The elements low..high of each dimension, inclusive, `value` where that lies outside t."""
     amounts: list[int] = []

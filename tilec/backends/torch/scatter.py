@@ -58,37 +58,6 @@ def scatter_lines(task: Task, lines_for: Callable[[Task], list[str]]) -> list[st
     return _scatter_lines(task, domain, positions)
 
 
-def in_digits(task: Task, lines_for: Callable[[Task], list[str]]) -> list[str] | None:
-    """Lines where output axes are numbers with variables as digits, `Y[K*i + k, L*j + l]`: an output with an axis for
-    each, of which that is a view. Where the classes of residues are few, for copies of rows alone."""
-    s, domain = task.flat, task.flat_domain
-    if s.default is not None or domain is None or domain.conditions or not task.elements:
-        return None
-    digits = [_digits(linear(e), n, domain) for e, n in zip(s.index or (), task.type.shape, strict=True)]
-    found = [v for some in digits for v in some or ("",)]
-    if None in digits or len({*found}) < len(found) or len(found) == len(digits):
-        return None
-    rows = isinstance(s.body, Access) and s.index and s.body.index[-1:] == s.index[-1:]
-    if task.classes is not None and not (rows and task.type.shape[-1] >= _FEWEST_BESIDE):
-        return None
-    sizes = tuple(domain.extent[v] for v in found)
-    name = task.unused("_digits")
-    split = replace(s, output=name, index=tuple(map(Index, found)), sizes=tuple(map(Int, sizes)), attributes=())
-    part = replace(task.before(split, TensorType(sizes, task.type.dtype), "_digits"), returned=True)
-    return [*lines_for(part), f"{task.out} = {part.out}.view({tuple_text(task.type.shape)})"]
-
-
-def _digits(form: Affine, size: int, domain: Domain) -> tuple[str, ...] | None:
-    """The variables that a number below `size` has as digits, the highest first."""
-    if not form.is_affine or not form.is_integral or form.constant:
-        return None
-    terms = sorted(((int(c), v) for v in form.variables() if (c := form.coefficient(v)) > 0), reverse=True)
-    whole = [c * domain.extent[v] for c, v in terms]
-    places = [size, *(c for c, _ in terms)]
-    zero = all(domain.low[v] == 0 for _, v in terms)
-    return tuple(v for _, v in terms) if zero and len(terms) == len(form.terms) and [*whole, 1] == places else None
-
-
 def _reaches_alike(s: Statement, domain: Domain, positions: ScatterPositions) -> bool:
     """Whether reductions over what the output index lacks have points wherever that is inside, or it does not matter
     which have: an element that no point reaches holds the default."""

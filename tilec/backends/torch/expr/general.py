@@ -43,7 +43,7 @@ def general(task: Task) -> list[str] | None:
 
 def _classes_lines(task: Task, classes: Sequence[Domain]) -> list[str]:
     lone = len(classes) == 1 and task.covered
-    if lone:
+    if lone and not task.has_room:
         direct = lines_of_class(task, classes[0], direct=True)
         if direct is not None:
             return direct

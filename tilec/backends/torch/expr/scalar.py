@@ -362,6 +362,8 @@ class TorchScalars(ScalarWriter):
 
     def _comparison(self, function: str, args: list[ScalarValue]) -> str:
         """Operands are rounded to their common type first: a wider value must not differ from a stored one."""
+        if function == "eq" and args[0].compute_dtype == "bool" and args[1].number == 0:
+            return f"torch.logical_not({args[0].code})"
         common = promote(*(a.type for a in args)).dtype
         operands = [(self.tensor if _tensors_only(function) else self.cast)(a, common) for a in args]
         if args[0].number is not None:

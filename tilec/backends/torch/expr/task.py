@@ -26,7 +26,8 @@ MOST_WRITTEN_CLASSES = 64  # residue classes written out one by one; beyond that
 class Task:
     """`local`: Python names of the tensors. `returned`: the caller gets the output, so it must own its memory. `fresh`:
     tensors with memory of their own that one statement reads and nobody else. `once`: all that one statement reads and
-    nobody else."""
+    nobody else. `room`: of an output, and its type, the name of the contiguous memory that it is to be written to, if
+    that is not to be copied."""
 
     flat: Statement
     defracted: Statement
@@ -37,6 +38,7 @@ class Task:
     returned: bool
     fresh: frozenset[str] = frozenset()
     once: frozenset[str] = frozenset()
+    room: tuple[str, TensorType, str] | None = None
 
     @property
     def type(self) -> TensorType:
@@ -84,6 +86,10 @@ class Task:
         """Python text of what an element holds that no point reaches."""
         return identity_text(self.flat.aggregation, self.type.dtype)
 
+    @property
+    def has_room(self) -> bool:
+        return self.room is not None and self.room[:2] == (self.flat.output, self.type)
+
     def unused(self, suffix: str) -> str:
         """A tensor's name that begins with the output's."""
         return unlike(self.flat.output + suffix, self.types)
@@ -97,6 +103,8 @@ class Task:
     def allocation(self, filled: bool) -> str:
         """Python text of a new output: `filled` with what unreached elements hold, or uninitialised."""
         kind = f"dtype=torch.{self.type.dtype}, device=device"
+        if self.has_room and self.room is not None and self.flat.default is None:
+            return self.room[2] + f".fill_({self.identity})" * filled
         if not filled:
             return f"torch.empty({tuple_text(self.type.shape)}, {kind})"
         if self.flat.default is not None:

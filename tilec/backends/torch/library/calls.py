@@ -162,8 +162,9 @@ def call_lines(
     given |= {n: str(as_float(e.value)) for n, e in match.numbers.items() if isinstance(e, Int | Float)}
     given |= {n: local[e.tensor] for n, e in match.numbers.items() if isinstance(e, Access)}
     kept = {s.output for s in call.results}
-    alone = routine.alone and kept == {match.name(routine.gives[0][0])}
-    given |= {"mask": "None", "terms": str(bool(routine.mask and match.free.get(routine.mask[1])))}
+    first = kept == {match.name(routine.gives[0][0])}
+    alone = routine.alone and first
+    given |= {"mask": "None", "alone": str(first), "terms": str(bool(routine.mask and match.free.get(routine.mask[1])))}
     mask = routine.mask and mask_of(routine.mask, match, types, types[call.results[0].output].dtype)
     if mask:
         lowering, shape = mask

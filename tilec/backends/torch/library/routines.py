@@ -20,8 +20,9 @@ from tilec.language import parse
 
 @dataclass(frozen=True)
 class Routine:
-    """`call`: text with the names of tensors and numbers, and `places`: the dimensions of `j` in the first tensor;
-    `alone`: that where the first result alone is wanted; `source`: the statements; `roots`: those that are looked for
+    """`call`: text with the names of tensors and numbers, `places`: the dimensions of `j` in the first tensor, and
+    `alone`: is the first result alone wanted?
+    `alone`: that where it is; `source`: the statements; `roots`: those that are looked for
     in turn, all of which must be there; `gives`, `reads`: results in order, and what the text names, with their axes
     where they are `flat`: of one axis for each variable, where others come as they lie; `marks`:
     functions and aggregations without which it is not there; `fallible`: may it return None? `mask`: a condition and a
@@ -94,12 +95,25 @@ def _layer_norm(scale: str, shift: str) -> Routine:
     )
 
 
-def _layer_norm_gradient(scale: str) -> Routine:
+def _reciprocal(stored: bool, at: str) -> tuple[str, str, str, tuple[str, ...]]:
+    """The reciprocal of a deviation, `stored` as one or as the variance: in Tile, its text in a call, the tensor, and
+    the functions that it takes."""
+    return (
+        (f"R[{at}]", "{R}", "R", ("sub", "sum"))
+        if stored
+        else (f"rsqrt(V[{at}] + E[])", "torch.rsqrt({V} + {E})", "V", _NORM)
+    )
+
+
+_NORM = ("rsqrt",)
+
+
+def _layer_norm_gradient(scale: str, stored: bool) -> Routine:
     by = f" * {scale}[j]" * bool(scale)
-    r = "rsqrt(V[i] + E[])"
+    r, told, statistic, marks = _reciprocal(stored, "i")
     return Routine(
-        f"rt.layer_norm_gradient({{C}}, {{X}}, {{M}}, {{V}}, {_text(scale)}, {{places}}, {{E}})",
-        f"""(X[I,J], E[], G[J], M[I], V[I], C[I,J]) -> (Y) {{
+        f"rt.layer_norm_gradient({{C}}, {{X}}, {{M}}, {told}, {_text(scale)}, {{places}})",
+        f"""(X[I,J], E[], G[J], M[I], {statistic}[I], C[I,J]) -> (Y) {{
             A[i : I] = +(C[i,j] * (X[i,j] - M[i]){by});
             D[i : I] = A[i] * -1.0 * {r} * {r} * {r} * 0.5;
             B[i : I] = +(C[i,j]{by});
@@ -107,9 +121,9 @@ def _layer_norm_gradient(scale: str) -> Routine:
                 + (B[i] * -1.0 * {r} + -1.0 * D[i] / J * (M[i] - M[i]) * 2) / J; }}""",
         ("Y",),
         (("Y", "ij"),),
-        (("X", "ij"), ("C", "ij"), ("M", "i"), ("V", "i"), *(((scale, "j"),) if scale else ())),
+        (("X", "ij"), ("C", "ij"), ("M", "i"), (statistic, "i"), *(((scale, "j"),) if scale else ())),
         "ij",
-        ("rsqrt",),
+        marks,
         admits=_last,
     )
 
@@ -125,7 +139,7 @@ def _in_order(variables: str, m: Occurrence) -> bool:
     return axes == tuple(a for v in variables for a in sorted(m.axes[v], key=axes.index)) and all(m.sizes.values())
 
 
-def _channel_norms(variables: str, alone: str, summed: str, call: str) -> tuple[Routine, ...]:
+def _channel_norms(variables: str, alone: str, summed: str, call: str, stored: bool) -> tuple[Routine, ...]:
     """Norms scaled by channels, with statistics of what is `alone`, `summed` over the others: values, and gradients by
     the input, with the sums of which those of scale and shift are made. `variables`: of the input."""
     channels = variables.strip("ns")
@@ -133,16 +147,20 @@ def _channel_norms(variables: str, alone: str, summed: str, call: str) -> tuple[
     shapes = {v: v.upper() if v != "n" else "N" for v in variables}
     size, stat, scale = (",".join(shapes[v] for v in t) for t in (variables, alone, channels))
     each = "".join(f" / {shapes[v]}" for v in summed)
-    r, centred = f"rsqrt(V[{own}] + E[])", f"(X[{x}] - M[{own}])"
-    inside, outside = (f" * A[{of}]", "") if own != of else ("", f" * A[{of}]")
+    r, told, statistic, marks = _reciprocal(stored, own)
+    centred = f"(X[{x}] - M[{own}])"
+    scaled, by_channel = f" * A[{of}]", own == of
+    inside, outside = ("", scaled) if by_channel else (scaled, "")
+    within, beside = (scaled, "") if stored else (inside, outside)
     given, read = f"X[{size}], A[{scale}], E[]", (("X", variables), ("A", channels))
-    sums = f"F[{of} : {scale}] = +(D[{x}] * {centred} * {r}); O[{of} : {scale}] = +(D[{x}]);" * (own != of)
-    gradient = f"""({given}, M[{stat}], V[{stat}], D[{size}]) -> (Z) {{ {sums}
-        T[{own} : {stat}] = +(D[{x}] * {centred}{inside}); U[{own} : {stat}] = +(D[{x}]{inside});
-        P[{own} : {stat}] = T[{own}]{outside} * -1.0 * {r} * {r} * {r} * 0.5;
+    sums = f"F[{of} : {scale}] = +(D[{x}] * {centred} * {r});" * (stored or not by_channel)
+    sums += f"O[{of} : {scale}] = +(D[{x}]);" * (not by_channel)
+    gradient = f"""({given}, M[{stat}], {statistic}[{stat}], D[{size}]) -> (Z) {{ {sums}
+        T[{own} : {stat}] = +(D[{x}] * {centred}{within}); U[{own} : {stat}] = +(D[{x}]{inside});
+        P[{own} : {stat}] = T[{own}]{beside} * -1.0 * {r} * {r} * {r} * 0.5;
         Z[{x} : {size}] = D[{x}] * {r} * A[{of}] + P[{own}]{each} * {centred} * 2
             + (U[{own}] * -1.0 * {r}{outside} + -1.0 * P[{own}]{each} * (M[{own}] - M[{own}]) * 2){each}; }}"""
-    statistics = (("D", variables), *read, ("M", alone), ("V", alone))
+    statistics = (("D", variables), *read, ("M", alone), (statistic, alone))
 
     def routine(
         text: str, source: str, roots: tuple[str, ...], gives: str, reads: tuple[tuple[str, str], ...]
@@ -150,11 +168,26 @@ def _channel_norms(variables: str, alone: str, summed: str, call: str) -> tuple[
         axes = {"Z": variables, "Y": variables, "M": alone, "V": alone}
         results = tuple((t, axes.get(t, channels)) for t in gives)
         admits = partial(_in_order, variables)
-        return Routine(text, source, roots, results, reads, "ns", ("rsqrt",), flat=True, fallible=True, admits=admits)
+        return Routine(text, source, roots, results, reads, "ns", marks, flat=True, fallible=True, admits=admits)
 
+    ways: list[tuple[tuple[str, ...], str]] = [(("Z", "F", "O"), "ZFO"), (("Z",), "Z")]
+    if by_channel:
+        ways = [(("Z", "F"), "ZFU")] if stored else [(("Z",), "ZTU")]
+    gradients = (
+        routine(
+            f"rt.{call}_gradient({{D}}, {{X}}, {{A}}, {{M}}, {told}, {stored if by_channel else len(gives)})",
+            gradient,
+            roots,
+            gives,
+            statistics,
+        )
+        for roots, gives in ways
+    )
+    if stored:
+        return tuple(gradients)
     return (
         routine(
-            f"rt.{call}_and_statistics({{X}}, {{A}}, {{B}}, {{E}})",
+            f"rt.{call}_and_statistics({{X}}, {{A}}, {{B}}, {{E}}, {{alone}})",
             f"""({given}, B[{scale}]) -> (Y) {{ T[{own} : {stat}] = +(X[{x}]); M[{own} : {stat}] = T[{own}]{each};
                 U[{own} : {stat}] = +({centred} * {centred}); V[{own} : {stat}] = U[{own}]{each};
                 Y[{x} : {size}] = {centred} * {r} * A[{of}] + B[{of}]; }}""",
@@ -162,16 +195,7 @@ def _channel_norms(variables: str, alone: str, summed: str, call: str) -> tuple[
             "YMV",
             (*read, ("B", channels)),
         ),
-        *(
-            routine(
-                f"rt.{call}_gradient({{D}}, {{X}}, {{A}}, {{M}}, {{V}}, {{E}}, {len(gives)})",
-                gradient,
-                roots,
-                gives,
-                statistics,
-            )
-            for roots, gives in ([(("Z", "F", "O"), "ZFO"), (("Z",), "Z")] if sums else [(("Z",), "ZTU")])
-        ),
+        *gradients,
     )
 
 
@@ -294,9 +318,9 @@ ROUTINES: tuple[Routine, ...] = (
         admits=_distant,
     ),
     *(_layer_norm(scale, shift) for scale, shift in (("G", "B"), ("G", ""), ("", ""))),
-    *map(_layer_norm_gradient, ("G", "")),
-    *_channel_norms("ngks", "ng", "ks", "group_norm"),
-    *_channel_norms("nks", "k", "ns", "batch_norm"),
+    *(_layer_norm_gradient(scale, stored) for stored in (False, True) for scale in ("G", "")),
+    *(r for stored in (False, True) for r in _channel_norms("ngks", "ng", "ks", "group_norm", stored)),
+    *(r for stored in (False, True) for r in _channel_norms("nks", "k", "ns", "batch_norm", stored)),
     *_attention(True),
     *_attention(False),
 )

@@ -60,69 +60,74 @@ def layer_norm_and_statistics(
 def _moments(x: Tensor, mean: Tensor, reciprocal: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor]:
     """Means and variances of what a norm gives beside its result."""
     variance = reciprocal.pow(-2).sub_(eps)
-    if not askable(variance) or not bool((variance > eps).all()):  # what is left of it beside eps is not exact
+    exact = askable(variance) and (variance.numel() == 0 or float(variance.amin()) > eps)
+    if not exact:  # what is left of it beside eps
         mean = x.mean(tuple(dims), keepdim=True)  # torch's is NaN where an element is infinite
         variance = (x - mean).square_().mean(tuple(dims), keepdim=True)
     return mean, variance
 
 
 def layer_norm_gradient(
-    c: Tensor, x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor | None, dims: Sequence[int], eps: float
+    c: Tensor, x: Tensor, mean: Tensor, reciprocal: Tensor, scale: Tensor | None, dims: Sequence[int]
 ) -> tuple[Tensor]:
     """The input's; those of scale and shift depend on the number of threads in torch."""
     shape = (*x.shape[: dims[0]], *[1] * len(dims))
-    reciprocal = torch.rsqrt(variance + eps).view(shape)
+    statistics = mean.reshape(shape), reciprocal.reshape(shape)
     found = torch.ops.aten.native_layer_norm_backward(
-        c, x, x.shape[dims[0] :], mean.reshape(shape), reciprocal, _normal(scale), None, [True, False, False]
+        c, x, x.shape[dims[0] :], *statistics, _normal(scale), None, [True, False, False]
     )
     return (found[0],)
 
 
 def group_norm_and_statistics(
-    x: Tensor, scale: Tensor, shift: Tensor, eps: float
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, alone: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Of [images, groups, channels of a group, pixels], with means and variances of each group. None where torch's sum
-    of two products may be NaN for an infinity."""
+    """Of [images, groups, channels of a group, pixels], with means and variances of each group, which nothing reads
+    where the first is wanted `alone`. None where torch's sum of two products may be NaN for an infinity."""
     n, g, c, s = x.shape
     flat = scale.contiguous().view(g * c), shift.contiguous().view(g * c)
     y, mean, reciprocal = torch.native_group_norm(x.reshape(n, g * c, s).contiguous(), *flat, n, g * c, s, g, eps)
+    if alone:
+        return (y.view(n, g, c, s), mean, reciprocal) if finite(scale, 1 / reciprocal) else None
     mean, variance = _moments(x, mean.view(n, g, 1, 1), reciprocal.view(n, g, 1, 1), (2, 3), eps)
     return (y.view(n, g, c, s), mean.view(n, g), variance.view(n, g)) if finite(scale, variance) else None
 
 
 def group_norm_gradient(
-    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, eps: float, count: int
+    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, reciprocal: Tensor, count: int
 ) -> tuple[Tensor, ...] | None:
     """The first so many of the input's and those of scale and shift; likewise."""
     n, g, c, s = x.shape
     operands = (t.reshape(n, g * c, s).contiguous() for t in (d, x))
-    statistics = mean.contiguous(), torch.rsqrt(variance + eps).contiguous(), scale.contiguous().view(g * c)
+    statistics = mean.contiguous(), reciprocal.contiguous(), scale.contiguous().view(g * c)
     backward = torch.ops.aten.native_group_norm_backward
     dx, *others = backward(*operands, *statistics, n, g * c, s, g, [True] * 3)
     found = dx.view(n, g, c, s), *(t.view(g, c) for t in others)
-    return found[:count] if finite(scale, variance, *others) else None
+    return found[:count] if finite(scale, 1 / reciprocal, *others) else None
 
 
 def batch_norm_and_statistics(
-    x: Tensor, scale: Tensor, shift: Tensor, eps: float
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, alone: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Of [images, channels, pixels], with means and variances of each channel; likewise."""
     flat = scale.contiguous(), shift.contiguous()
     y, mean, reciprocal = torch.native_batch_norm(x.contiguous(), *flat, None, None, True, 0.0, eps)
+    if alone:
+        return (y, mean, reciprocal) if finite(scale, 1 / reciprocal) else None
     mean, variance = _moments(x, mean.view(1, -1, 1), reciprocal.view(1, -1, 1), (0, 2), eps)
     return (y, mean.view(-1), variance.view(-1)) if finite(scale, variance) else None
 
 
 def batch_norm_gradient(
-    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, eps: float, count: int
+    d: Tensor, x: Tensor, scale: Tensor, mean: Tensor, reciprocal: Tensor, scaled: bool
 ) -> tuple[Tensor, ...] | None:
-    """The first so many of the input's and the sums of which those of scale and shift are made; likewise."""
-    reciprocal = torch.rsqrt(variance + eps)
-    statistics = scale.contiguous(), None, None, mean.contiguous(), reciprocal
+    """The input's and the sums of which those of scale and shift are made, the first one `scaled` by the reciprocal;
+    likewise."""
+    statistics = scale.contiguous(), None, None, mean.contiguous(), reciprocal.contiguous()
     backward = torch.ops.aten.native_batch_norm_backward
-    dx, by_scale, by_shift = backward(d.contiguous(), x.contiguous(), *statistics, True, eps, [True] * 3)
-    found = dx, by_scale / reciprocal, by_shift
-    return found[:count] if finite(scale, variance, *found[1:]) else None
+    dx, by_scale, by_shift = backward(d.contiguous(), x.contiguous(), *statistics, True, 0.0, [True] * 3)
+    found = dx, by_scale if scaled else by_scale / reciprocal, by_shift
+    return found if finite(scale, 1 / reciprocal, *found[1:]) else None
 
 
 def _normal(t: Tensor | None) -> Tensor | None:

@@ -112,16 +112,20 @@ def plan_steps(task: Task, domain: Domain, layout: Layout, semiring: TorchSemiri
 
 
 def _copy_steps(task: Task, domain: Domain, layout: Layout) -> dict[str, int]:
-    limit = min(COPY_BLOCKS * task.options.block, task.options.memory_budget // 16)
     copied = [o for o in (layout.left, layout.right) if o.copied(domain, task.types)]
     if not copied:
         return {}
     largest = max(copied, key=lambda o: o.size(domain))
+    once = largest.size(domain) == math.prod(domain.extent[v] for v in (*layout.order, *layout.summed))
+    limit = (
+        task.options.block if once else COPY_BLOCKS * task.options.block
+    )  # each element is read once: it is in cache
+    limit = min(limit, task.options.memory_budget // 16)
     kept = [v for v in layout.order if v in largest.variables]
     summed = list(layout.summed)
     count = math.prod(domain.extent[v] for v in kept)
     inner_kept = count < math.prod(domain.extent[v] for v in summed)
-    order = [*summed, *kept] if inner_kept else [*kept, *summed]
+    order = largest.variables if once else [*summed, *kept] if inner_kept else [*kept, *summed]
     return blocks([(v, domain.extent[v]) for v in order], limit)
 
 

@@ -50,7 +50,7 @@ def product_lines(task: Task) -> list[str] | None:
     certain = True
     for domain in task.classes:
         p = class_product(task, domain, semiring)
-        if p is None:
+        if p is None or _pointwise(p, domain):
             return None
         dtype = _operand_dtype(task, domain, semiring)
         task, p, computed = precomputed_operands(task, domain, p, dtype, semiring)
@@ -70,6 +70,12 @@ def product_lines(task: Task) -> list[str] | None:
         return [*lines, f"if not {semiring.test.format(task.out)}:", *indented(exact)]
     test = f"if {semiring.test.format(', '.join(task.local[t] for t in checked))}:"
     return [test, *indented(lines), "else:", *indented(exact)]
+
+
+def _pointwise(p: Product, domain: Domain) -> bool:
+    """Whether every operand has all of the points, and one is computed: a sum over what is computed at each."""
+    varying = {v for o in p.operands for v in o.variables if domain.extent[v] > 1}
+    return all(varying <= set(o.variables) for o in p.operands) and any(o.lone_access() is None for o in p.operands)
 
 
 def _regrouped(p: Product, domain: Domain) -> bool:
