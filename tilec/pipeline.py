@@ -32,7 +32,7 @@ from tilec.transforms.simplify.axes.join_digits import join_digits
 from tilec.transforms.simplify.axes.split_axes import split_axes
 from tilec.transforms.simplify.axes.split_lags import split_lags
 from tilec.transforms.simplify.axes.split_quotients import split_quotients
-from tilec.transforms.simplify.axes.split_turns import split_turns
+from tilec.transforms.simplify.axes.split_windows import split_windows
 from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.simplify.exact_remainders import exact_remainders
 from tilec.transforms.simplify.identities import apply_identities
@@ -69,7 +69,7 @@ TRANSFORMS: dict[str, Transform] = {
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "known_inside": lambda program, setting: known_inside(program, setting.types),
     "views": lambda program, setting: drop_views(program, setting.types),
-    "split_turns": lambda program, setting: split_turns(program, setting.types),
+    "split_windows": lambda program, setting: split_windows(program, setting.types),
     "join_digits": lambda program, setting: join_digits(program, setting.types),
     "split_axes": lambda program, setting: split_axes(program, setting.types),
     "split_quotients": lambda program, setting: split_quotients(program, setting.types),
@@ -116,7 +116,7 @@ CONTRACTIONS = (
         "known_inside",
         "simplify",
         "views",
-        "split_turns",
+        "split_windows",
         "split_quotients",
         "join_digits",
         "split_axes",
