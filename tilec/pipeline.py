@@ -17,6 +17,7 @@ from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.clamps.known_inside import known_inside
 from tilec.transforms.lower.clamps.solved_sums import solve_sums
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
+from tilec.transforms.lower.clamps.split_windows import split_windows
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
 from tilec.transforms.lower.eliminate import eliminate
@@ -32,7 +33,6 @@ from tilec.transforms.simplify.axes.join_digits import join_digits
 from tilec.transforms.simplify.axes.split_axes import split_axes
 from tilec.transforms.simplify.axes.split_lags import split_lags
 from tilec.transforms.simplify.axes.split_quotients import split_quotients
-from tilec.transforms.simplify.axes.split_windows import split_windows
 from tilec.transforms.simplify.copy_shared_outputs import copy_shared_outputs
 from tilec.transforms.simplify.exact_remainders import exact_remainders
 from tilec.transforms.simplify.identities import apply_identities

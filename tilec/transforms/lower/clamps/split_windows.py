@@ -76,7 +76,9 @@ def split_windows(program: Program, inputs: Mapping[str, TensorType]) -> Program
                 copies[a.tensor, turns] = names.fresh(f"{a.tensor}_turned")
                 statements.append(_turned_copy(copies[a.tensor, turns], a.tensor, turns, shape))
             reads[a] = Access(copies.get((a.tensor, turns), a.tensor), place)
-        s = map_expressions(s, lambda e, reads=reads: map_reads(e, {a.tensor for a in reads}, lambda a: reads.get(a, a)))
+        s = map_expressions(
+            s, lambda e, reads=reads: map_reads(e, {a.tensor for a in reads}, lambda a: reads.get(a, a))
+        )
         statements += _written(s, types[s.output].shape, box, shared, names)
     return replace(program, statements=tuple(statements))
 
