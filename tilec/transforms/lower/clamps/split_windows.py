@@ -1,12 +1,12 @@
 """Sums over windows of an axis, as sums over windows that are an axis of their own.
 
-Attention in shifted windows reads, and its gradients write, an axis turned round at places of several variables:
+Attention in shifted windows reads, and its gradients write, an axis rolled round at places of several variables:
 
     S[u, i, j] = +(Q[(7*u + i + 3) % N, e] * K[(7*u + j + 3) % N, e])
     DQ[(7*u + i + 3) % N, e : N, E] = +(DS[u, i, j] * K[(7*u + j + 3) % N, e])
 
-A turned copy, `QT[y] = Q[(y + 3) % N]`, is read at affine places, `QT[7*u + i]`, which is what products and attention
-are planned for. What is written at `7*u + i`, turned or not, is computed over u and i and reshaped, which takes no
+A rolled copy, `QT[y] = Q[(y + 3) % N]`, is read at affine places, `QT[7*u + i]`, which is what products and attention
+are planned for. What is written at `7*u + i`, rolled or not, is computed over u and i and reshaped, which takes no
 memory: an element for each residue of the place is no product of matrices, and a sort less still. Windows are what all
 factors of a sum share; other sums, such as those of transposed convolutions, stay as they are.
 """
@@ -69,13 +69,13 @@ def split_windows(program: Program, inputs: Mapping[str, TensorType]) -> Program
         reads: dict[Access, Access] = {}
         points = math.prod(high - low + 1 for low, high in box.values())
         for a in accesses_in(*s.roots):
-            shape, (turns, place) = types[a.tensor].shape, _turned(a.index, types[a.tensor].shape, box, shared)
+            shape, (shifts, place) = types[a.tensor].shape, _shifts(a.index, types[a.tensor].shape, box, shared)
             if place == a.index or points < _LEAST_READS * math.prod(shape):
                 continue
-            if any(turns) and (a.tensor, turns) not in copies:
-                copies[a.tensor, turns] = names.fresh(f"{a.tensor}_turned")
-                statements.append(_turned_copy(copies[a.tensor, turns], a.tensor, turns, shape))
-            reads[a] = Access(copies.get((a.tensor, turns), a.tensor), place)
+            if any(shifts) and (a.tensor, shifts) not in copies:
+                copies[a.tensor, shifts] = names.fresh(f"{a.tensor}_rolled")
+                statements.append(_rolled_copy(copies[a.tensor, shifts], a.tensor, shifts, shape))
+            reads[a] = Access(copies.get((a.tensor, shifts), a.tensor), place)
         s = map_expressions(
             s, lambda e, reads=reads: map_reads(e, {a.tensor for a in reads}, lambda a: reads.get(a, a))
         )
@@ -97,36 +97,36 @@ def _shared_variables(s: Statement, types: Types) -> set[str]:
     return set.intersection(*factors) if len(factors) > 1 else set()
 
 
-def _turned(
+def _shifts(
     index: Sequence[Expr], shape: Sequence[int], box: Box, shared: set[str]
 ) -> tuple[tuple[int, ...], tuple[Expr, ...]]:
-    """For each axis by how much windows in it are turned round, 0 where they are not, and the place without that."""
-    turns, places = [0] * len(shape), list(index)
+    """For each axis by how much windows in it are rolled round, 0 where they are not, and the place without that."""
+    shifts, places = [0] * len(shape), list(index)
     for k, (e, n) in enumerate(zip(index, shape, strict=True)):
         match e:
             case Call("mod", (inner, Int(modulus))) if modulus == n and {*index_variables(e)} & shared:
                 form = linear(inner)
                 span = interval_over(form, box) if form.is_affine and len(form.terms) > 1 else None
                 if span is not None and span[1] - span[0] < n:
-                    turns[k], places[k] = span[0] % n, (form - span[0]).to_expr()
-    return tuple(turns), tuple(places)
+                    shifts[k], places[k] = span[0] % n, (form - span[0]).to_expr()
+    return tuple(shifts), tuple(places)
 
 
-def _turned_copy(output: str, tensor: str, turns: Sequence[int], shape: Sequence[int]) -> Statement:
-    """`output[y] = tensor[(y + turn) % n]` along each axis."""
+def _rolled_copy(output: str, tensor: str, shifts: Sequence[int], shape: Sequence[int]) -> Statement:
+    """`output[y] = tensor[(y + shift) % n]` along each axis."""
     variables = [Index(f"i{k}") for k in range(len(shape))]
-    read = tuple(map(_turn, variables, turns, shape))
+    read = tuple(map(_rolled_at, variables, shifts, shape))
     return Statement(output, tuple(variables), tuple(map(Int, shape)), Access(tensor, read))
 
 
-def _turn(v: Index, by: int, n: int) -> Expr:
+def _rolled_at(v: Index, by: int, n: int) -> Expr:
     return canonical(Call("mod", ((Affine.variable(v.name) + by).to_expr(), Int(n)))) if by else v
 
 
 def _written(s: Statement, shape: tuple[int, ...], box: Box, shared: set[str], names: Names) -> Iterator[Statement]:
     """The sum, over windows where it is written in some, and what brings these to their places. Windows of several axes
     come before the places in them, which are the rows of what is computed in each."""
-    turns, places = _turned(s.index or (), shape, box, shared)
+    shifts, places = _shifts(s.index or (), shape, box, shared)
     digits = [_digits(e, n, box) if {*index_variables(e)} & shared else [] for e, n in zip(places, shape, strict=True)]
     apart = [v for own in digits for v in own]
     others = {v for e, own in zip(places, digits, strict=True) if not own for v in index_variables(e)}
@@ -135,8 +135,8 @@ def _written(s: Statement, shape: tuple[int, ...], box: Box, shared: set[str], n
         return
     axes: list[_Axis] = []
     variables = [Index(f"i{k}") for k in range(len(shape))]
-    for v, e, n, own, turn in zip(variables, places, shape, digits, turns, strict=True):
-        at = _turn(v, -turn, n)
+    for v, e, n, own, shift in zip(variables, places, shape, digits, shifts, strict=True):
+        at = _rolled_at(v, -shift, n)
         sizes = tuple(_count(d, box) for d in own)
         forms = reshape_indices((n,), sizes, [v]) if own else []
         read = [canonical(replace_indices(form.to_expr(), {v.name: linear(at)})) for form in forms]
