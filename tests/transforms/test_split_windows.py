@@ -1,4 +1,4 @@
-"""Sums over windows of an axis, turned round or not: windows are an axis of their own, and the values the same."""
+"""Sums over windows of an axis, rolled round or not: windows are an axis of their own, and the values the same."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TWO = """function (Q[Y, X, E], K[Y, X, E], V[Y, X, E]) -> (O) {
         +(Q[(2*u + i + 1) % Y, (3*v + j - 2) % X, e] * K[(2*u + k + 1) % Y, (3*v + l - 2) % X, e]);
     O[2*u + i, (3*v + j + 1) % X, e : Y, X, E] = +(S[u, v, i, j, k, l] * V[(2*u + k + 1) % Y, 3*v + l, e]);
 }"""
-WINDOWS = {  # source, shape of each input, how many tensors are turned and how many are in windows, with the gradient's
-    "one axis": (ONE.format(w=4, s=3), (12, 3), 3, 4),
-    "back": (ONE.format(w=4, s=-5), (12, 3), 3, 4),
-    "not turned": (ONE.format(w=4, s=0), (12, 3), 0, 4),
-    "once round": (ONE.format(w=4, s=12), (12, 3), 0, 4),
-    "one window": (ONE.format(w=5, s=2), (5, 3), 3, 4),
+WINDOWS = {  # source, their shape; how many tensors are rolled, and with the gradient's in windows
+    "one axis": (ONE.format(w=4, s=3), (12, 3), 4, 0),
+    "back": (ONE.format(w=4, s=-5), (12, 3), 4, 0),
+    "not rolled": (ONE.format(w=4, s=0), (12, 3), 0, 0),
+    "once round": (ONE.format(w=4, s=12), (12, 3), 0, 0),
+    "one window": (ONE.format(w=5, s=2), (5, 3), 4, 0),
     "two axes": (TWO, (6, 9, 2), 3, 4),
     "a part of the axis": ("""function (Q[N, E], K[N, E], V[N, E]) -> (O) {
         S[u, i, j : 2, 4, 4] = +(Q[(4*u + i + 7) % N, e] * K[(4*u + j + 7) % N, e]);
@@ -51,12 +51,12 @@ def flat(program, given):
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_values_and_gradients(name: str):
-    source, shape, turned, apart = WINDOWS[name]
+    source, shape, rolled, apart = WINDOWS[name]
     program, given = parse(source), arrays(shape)
     (value,) = check(program, given)
     check(grad(program), [*given, np.random.default_rng(9).normal(size=value.shape)])
     text = flat(program, given)
-    assert len({line.split("[")[0] for line in text.splitlines() if "_rolled[" in line.split("=")[0]}) == turned
+    assert len({line.split("[")[0] for line in text.splitlines() if "_rolled[" in line.split("=")[0]}) == rolled
     text += flat(grad(program), [*given, value])
     assert len([line for line in text.splitlines() if "_windows[" in line.split("=")[0]]) == apart
     check_gradient(source, *given)

@@ -5,10 +5,11 @@ Attention in shifted windows reads, and its gradients write, an axis rolled roun
     S[u, i, j] = +(Q[(7*u + i + 3) % N, e] * K[(7*u + j + 3) % N, e])
     DQ[(7*u + i + 3) % N, e : N, E] = +(DS[u, i, j] * K[(7*u + j + 3) % N, e])
 
-A rolled copy, `QT[y] = Q[(y + 3) % N]`, is read at affine places, `QT[7*u + i]`, which is what products and attention
-are planned for. What is written at `7*u + i`, rolled or not, is computed over u and i and reshaped, which takes no
-memory: an element for each residue of the place is no product of matrices, and a sort less still. Windows are what all
-factors of a sum share; other sums, such as those of transposed convolutions, stay as they are.
+A rolled copy, `QR[y] = Q[(y + 3) % N]`, is read at affine places, `QR[7*u + i]`, which is what products and attention
+are planned for; what is written there is rolled back. What is written in windows of two axes, `O[7*u + i, 7*v + j]`,
+rolled or not, is computed over (u, v) and (i, j) and copied to its places: an element for each residue of these is no
+product of matrices. Windows are what all factors of a sum share; other sums, such as those of transposed convolutions,
+stay as they are.
 """
 
 from __future__ import annotations
@@ -123,15 +124,28 @@ def _rolled_at(v: Index, by: int, n: int) -> Expr:
     return canonical(Call("mod", ((Affine.variable(v.name) + by).to_expr(), Int(n)))) if by else v
 
 
+def _written_rolled(
+    s: Statement, shape: tuple[int, ...], shifts: Sequence[int], places: tuple[Expr, ...], names: Names
+) -> Iterator[Statement]:
+    """The sum at places that nothing rolls round, and the copy that does."""
+    if any(shifts):
+        output = names.fresh(f"{s.output}_rolled")
+        yield replace(s, output=output, index=places, attributes=())
+        back = _rolled_copy(s.output, output, [-n for n in shifts], shape)
+        yield replace(back, attributes=s.attributes, span=s.span)
+    else:
+        yield replace(s, index=places)
+
+
 def _written(s: Statement, shape: tuple[int, ...], box: Box, shared: set[str], names: Names) -> Iterator[Statement]:
-    """The sum, over windows where it is written in some, and what brings these to their places. Windows of several axes
-    come before the places in them, which are the rows of what is computed in each."""
+    """The sum, over windows where it is written in those of several axes, and what brings these to their places.
+    Windows come before the places in them, which are the rows of what is computed in each."""
     shifts, places = _shifts(s.index or (), shape, box, shared)
     digits = [_digits(e, n, box) if {*index_variables(e)} & shared else [] for e, n in zip(places, shape, strict=True)]
     apart = [v for own in digits for v in own]
     others = {v for e, own in zip(places, digits, strict=True) if not own for v in index_variables(e)}
-    if not apart or len({*apart}) < len(apart) or {*apart} & others:
-        yield s
+    if sum(map(bool, digits)) < 2 or len({*apart}) < len(apart) or {*apart} & others:
+        yield from _written_rolled(s, shape, shifts, places, names)
         return
     axes: list[_Axis] = []
     variables = [Index(f"i{k}") for k in range(len(shape))]
@@ -142,10 +156,9 @@ def _written(s: Statement, shape: tuple[int, ...], box: Box, shared: set[str], n
         read = [canonical(replace_indices(form.to_expr(), {v.name: linear(at)})) for form in forms]
         written = [(Affine.variable(d) - box[d][0]).to_expr() for d in own]
         axes += map(_Axis, written, sizes, read, own) if own else [_Axis(e, n, at)]
-    if sum(map(bool, digits)) > 1:
-        first = next(k for k, a in enumerate(axes) if a.digit)
-        inside = sorted((a for a in axes if a.digit), key=lambda a: a.digit not in shared)
-        axes = [*axes[:first], *inside, *(a for a in axes[first:] if not a.digit)]
+    first = next(k for k, a in enumerate(axes) if a.digit)
+    inside = sorted((a for a in axes if a.digit), key=lambda a: a.digit not in shared)
+    axes = [*axes[:first], *inside, *(a for a in axes[first:] if not a.digit)]
     windows = names.fresh(f"{s.output}_windows")
     index, sizes = tuple(a.written for a in axes), tuple(Int(a.size) for a in axes)
     yield replace(s, output=windows, index=index, sizes=sizes, attributes=())
