@@ -38,7 +38,13 @@ from tilec.backends.triton.matmul.library import (
     ours_is_faster,
 )
 from tilec.backends.triton.matmul.logsumexp_matmul import recognise_log
-from tilec.backends.triton.matmul.pack import columns_packed, packed, source_of_rows, wanted_along
+from tilec.backends.triton.matmul.pack import (
+    columns_packed,
+    packed,
+    source_of_rows,
+    wanted_along,
+    with_batches_apart,
+)
 from tilec.backends.triton.matmul.precompute_operands import has_stored_operands, hoisted, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import split_steps
@@ -249,6 +255,9 @@ def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     if computed is None:
         return _product_steps(p, product)
     product = computed.coalesced
+    apart = with_batches_apart(product, p.setting)
+    if apart is not None:
+        return computed.around(apart.around(_over_views(apart.view, replace(p.setting, library=False))))
     over = with_rows_aligned(product, p.setting, lambda: False) or product.as_it_is
     return computed.around(over.around(_product_steps(p, over.product)))
 
