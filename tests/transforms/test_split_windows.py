@@ -26,7 +26,7 @@ WINDOWS = {  # source, their shape; how many tensors are rolled, and with the gr
     "not rolled": (ONE.format(w=4, s=0), (12, 3), 0, 0),
     "once round": (ONE.format(w=4, s=12), (12, 3), 0, 0),
     "one window": (ONE.format(w=5, s=2), (5, 3), 4, 0),
-    "two axes": (TWO, (6, 9, 2), 3, 4),
+    "two axes": (TWO, (6, 9, 2), 0, 11),
     "a part of the axis": ("""function (Q[N, E], K[N, E], V[N, E]) -> (O) {
         S[u, i, j : 2, 4, 4] = +(Q[(4*u + i + 7) % N, e] * K[(4*u + j + 7) % N, e]);
         O[u, e : 2, E] = +(S[u, i, j] * V[u, e]);

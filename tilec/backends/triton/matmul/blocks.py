@@ -37,7 +37,7 @@ LONGEST_ROW, WAVES = 512, 16  # bytes of a block's row; programs for each multip
 SHORT_BLOCK = (64, 64, 64, 4, 2)  # whose sum is one step, and which takes as long as memory does: many at a time
 PART_BYTES, WEIGHT_PROGRAMS = 8, 4  # of an element of a part, written and read; programs of a multiprocessor
 LEAST_REUSE = 64  # times that each element must be used for a copy of an operand to pay
-LEAST_COLUMNS = 64  # of a block of which two steps are to fit on the chip
+_LEAST_COLUMNS = 64  # of a block of which two steps are to fit on the chip
 MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
 
 
@@ -53,7 +53,7 @@ def choose_config(product: MatrixProduct, shared: int = PLANNED_FOR.shared, whol
     split, or the smallest where sums are `whole`; with as many stages as `shared` bytes of on-chip memory hold."""
     dtype, size = product.dot.dtype, ITEM_BYTES[product.dot.dtype]
     config = fitted(_untuned(product, whole), size, shared)
-    while config.bn > LEAST_COLUMNS and 2 * _bytes_of_step(product, config) > shared:
+    while config.bn > _LEAST_COLUMNS and 2 * _bytes_of_step(product, config) > shared:
         config = replace(config, bn=config.bn // 2)
     while config.stages > 1 and config.stages * _bytes_of_step(product, config) > shared:
         config = replace(config, stages=config.stages - 1)

@@ -6,16 +6,17 @@ Attention in shifted windows reads, and its gradients write, an axis rolled roun
     DQ[(7*u + i + 3) % N, e : N, E] = +(DS[u, i, j] * K[(7*u + j + 3) % N, e])
 
 A rolled copy, `QR[y] = Q[(y + 3) % N]`, is read at affine places, `QR[7*u + i]`, which is what products and attention
-are planned for; what is written there is rolled back. What is written in windows of two axes, `O[7*u + i, 7*v + j]`,
-rolled or not, is computed over (u, v) and (i, j) and copied to its places: an element for each residue of these is no
-product of matrices. Windows are what all factors of a sum share; other sums, such as those of transposed convolutions,
-stay as they are.
+are planned for; what is written there is rolled back. Windows of two axes, `X[7*u + i, 7*v + j]`, rolled or not, are
+read in a copy over (u, v) and (i, j), and written to one: places in windows are the rows of products then, while an
+element for each residue of `7*u + i` is none. Windows are what all factors of a sum share; other sums, such as those of
+transposed convolutions, stay as they are.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.index import Affine, canonical, linear, replace_indices
@@ -45,13 +46,27 @@ _LEAST_READS = 2  # of each element of a copy, in the mean
 
 @dataclass(frozen=True)
 class _Axis:
-    """Of a sum over windows: at what it is written, how long it is, and at what it is read for an element of the whole.
-    `digit`: the variable, where it is one digit of several in a place."""
+    """Of a copy: where a statement is in it, how long it is, and where an element of the whole is. `digit`: the
+    variable that counts so many steps of the whole's axis, where that is in windows."""
 
-    written: Expr
+    place: Expr
     size: int
-    read: Expr
+    back: Expr
+    whole: int
     digit: str = ""
+    step: int = 1
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """Of a tensor, in windows or rolled round: where a statement is in it, its shape, where elements of the whole
+    (`i0`, ...) are in the copy, and elements of the copy in the whole. `kind`: "" where it is the tensor itself."""
+
+    kind: str
+    place: tuple[Expr, ...]
+    shape: tuple[int, ...]
+    back: tuple[Expr, ...]
+    forth: tuple[Expr, ...]
 
 
 def split_windows(program: Program, inputs: Mapping[str, TensorType]) -> Program:
@@ -59,7 +74,7 @@ def split_windows(program: Program, inputs: Mapping[str, TensorType]) -> Program
     if not any(map(_has_windows, program.statements)):
         return program
     types, shapes, names = infer(program, inputs), shapes_of(program), Names.of(program)
-    copies: dict[tuple[str, tuple[int, ...]], str] = {}
+    copies: dict[tuple[str, _Copy], str] = {}
     statements: list[Statement] = []
     for s in program.statements:
         box = box_in_text(s, shapes) if _has_windows(s) else None
@@ -70,18 +85,34 @@ def split_windows(program: Program, inputs: Mapping[str, TensorType]) -> Program
         reads: dict[Access, Access] = {}
         points = math.prod(high - low + 1 for low, high in box.values())
         for a in accesses_in(*s.roots):
-            shape, (shifts, place) = types[a.tensor].shape, _shifts(a.index, types[a.tensor].shape, box, shared)
-            if place == a.index or points < _LEAST_READS * math.prod(shape):
+            found = _copy(a.index, types[a.tensor].shape, box, shared)
+            if found.place == a.index or points < _LEAST_READS * math.prod(found.shape):
                 continue
-            if any(shifts) and (a.tensor, shifts) not in copies:
-                copies[a.tensor, shifts] = names.fresh(f"{a.tensor}_rolled")
-                statements.append(_rolled_copy(copies[a.tensor, shifts], a.tensor, shifts, shape))
-            reads[a] = Access(copies.get((a.tensor, shifts), a.tensor), place)
-        s = map_expressions(
-            s, lambda e, reads=reads: map_reads(e, {a.tensor for a in reads}, lambda a: reads.get(a, a))
-        )
-        statements += _written(s, types[s.output].shape, box, shared, names)
+            key = a.tensor, replace(found, place=())
+            if found.kind and key not in copies:
+                copies[key] = names.fresh(f"{a.tensor}_{found.kind}")
+                statements.append(_assigned(copies[key], found.shape, Access(a.tensor, found.forth)))
+            reads[a] = Access(copies.get(key, a.tensor), found.place)
+        s = map_expressions(s, functools.partial(_moved, reads=reads))
+        written = _copy(s.index or (), types[s.output].shape, box, shared)
+        if written.kind:
+            output = names.fresh(f"{s.output}_{written.kind}")
+            sizes = tuple(map(Int, written.shape))
+            statements.append(replace(s, output=output, index=written.place, sizes=sizes, attributes=()))
+            whole = _assigned(s.output, types[s.output].shape, Access(output, written.back))
+            s = replace(whole, attributes=s.attributes, span=s.span)
+        else:
+            s = replace(s, index=written.place)
+        statements.append(s)
     return replace(program, statements=tuple(statements))
+
+
+def _moved(e: Expr, reads: Mapping[Access, Access]) -> Expr:
+    return map_reads(e, {a.tensor for a in reads}, lambda a: reads.get(a, a))
+
+
+def _assigned(output: str, shape: Sequence[int], value: Expr) -> Statement:
+    return Statement(output, tuple(Index(f"i{k}") for k in range(len(shape))), tuple(map(Int, shape)), value)
 
 
 def _has_windows(s: Statement) -> bool:
@@ -93,9 +124,44 @@ def _has_windows(s: Statement) -> bool:
 
 
 def _shared_variables(s: Statement, types: Types) -> set[str]:
-    """Variables at which all factors of a sum are read, of two or more."""
+    """Variables at which all factors of a sum, of two or more, are read and its elements written."""
     factors = [{*index_variables(a)} for a in accesses_in(s.body) if is_floating(types[a.tensor].dtype)]
-    return set.intersection(*factors) if len(factors) > 1 else set()
+    return set.intersection({*index_variables(*(s.index or ()))}, *factors) if len(factors) > 1 else set()
+
+
+def _copy(index: Sequence[Expr], shape: tuple[int, ...], box: Box, shared: set[str]) -> _Copy:
+    """Of windows of several axes a copy with windows before the places in them, the rows of what is computed in each;
+    else one that is rolled round, where axes are."""
+    variables = [Index(f"i{k}") for k in range(len(shape))]
+    shifts, places = _shifts(index, shape, box, shared)
+    digits = [_digits(e, n, box) if {*index_variables(e)} & shared else [] for e, n in zip(places, shape, strict=True)]
+    apart = [v for own in digits for v in own]
+    others = {v for e, own in zip(places, digits, strict=True) if not own for v in index_variables(e)}
+    if sum(map(bool, digits)) < 2 or len({*apart}) < len(apart) or {*apart} & others:
+        back = tuple(_rolled(v, -shift, n) for v, shift, n in zip(variables, shifts, shape, strict=True))
+        return _Copy(
+            "rolled" if any(shifts) else "", places, shape, back, tuple(map(_rolled, variables, shifts, shape))
+        )
+    axes: list[_Axis] = []
+    for k, (v, e, n, own) in enumerate(zip(variables, places, shape, digits, strict=True)):
+        at = _rolled(v, -shifts[k], n)
+        if not own:
+            axes.append(_Axis(e, n, at, k))
+            continue
+        sizes = tuple(_count(d, box) for d in own)
+        for d, size, step, form in zip(
+            own, sizes, row_major_steps(sizes), reshape_indices((n,), sizes, [v]), strict=True
+        ):
+            back = canonical(replace_indices(form.to_expr(), {v.name: linear(at)}))
+            axes.append(_Axis((Affine.variable(d) - box[d][0]).to_expr(), size, back, k, d, step))
+    first = next(k for k, a in enumerate(axes) if a.digit)
+    inside = sorted((a for a in axes if a.digit), key=lambda a: a.digit not in shared)
+    axes = [*axes[:first], *inside, *(a for a in axes[first:] if not a.digit)]
+    whole = [Affine() for _ in shape]
+    for place, a in enumerate(axes):
+        whole[a.whole] += Affine.variable(f"i{place}", a.step)
+    forth = tuple(_rolled(form.to_expr(), shift, n) for form, shift, n in zip(whole, shifts, shape, strict=True))
+    return _Copy("windows", *map(tuple, zip(*((a.place, a.size, a.back) for a in axes), strict=True)), forth)
 
 
 def _shifts(
@@ -113,57 +179,8 @@ def _shifts(
     return tuple(shifts), tuple(places)
 
 
-def _rolled_copy(output: str, tensor: str, shifts: Sequence[int], shape: Sequence[int]) -> Statement:
-    """`output[y] = tensor[(y + shift) % n]` along each axis."""
-    variables = [Index(f"i{k}") for k in range(len(shape))]
-    read = tuple(map(_rolled_at, variables, shifts, shape))
-    return Statement(output, tuple(variables), tuple(map(Int, shape)), Access(tensor, read))
-
-
-def _rolled_at(v: Index, by: int, n: int) -> Expr:
-    return canonical(Call("mod", ((Affine.variable(v.name) + by).to_expr(), Int(n)))) if by else v
-
-
-def _written_rolled(
-    s: Statement, shape: tuple[int, ...], shifts: Sequence[int], places: tuple[Expr, ...], names: Names
-) -> Iterator[Statement]:
-    """The sum at places that nothing rolls round, and the copy that does."""
-    if any(shifts):
-        output = names.fresh(f"{s.output}_rolled")
-        yield replace(s, output=output, index=places, attributes=())
-        back = _rolled_copy(s.output, output, [-n for n in shifts], shape)
-        yield replace(back, attributes=s.attributes, span=s.span)
-    else:
-        yield replace(s, index=places)
-
-
-def _written(s: Statement, shape: tuple[int, ...], box: Box, shared: set[str], names: Names) -> Iterator[Statement]:
-    """The sum, over windows where it is written in those of several axes, and what brings these to their places.
-    Windows come before the places in them, which are the rows of what is computed in each."""
-    shifts, places = _shifts(s.index or (), shape, box, shared)
-    digits = [_digits(e, n, box) if {*index_variables(e)} & shared else [] for e, n in zip(places, shape, strict=True)]
-    apart = [v for own in digits for v in own]
-    others = {v for e, own in zip(places, digits, strict=True) if not own for v in index_variables(e)}
-    if sum(map(bool, digits)) < 2 or len({*apart}) < len(apart) or {*apart} & others:
-        yield from _written_rolled(s, shape, shifts, places, names)
-        return
-    axes: list[_Axis] = []
-    variables = [Index(f"i{k}") for k in range(len(shape))]
-    for v, e, n, own, shift in zip(variables, places, shape, digits, shifts, strict=True):
-        at = _rolled_at(v, -shift, n)
-        sizes = tuple(_count(d, box) for d in own)
-        forms = reshape_indices((n,), sizes, [v]) if own else []
-        read = [canonical(replace_indices(form.to_expr(), {v.name: linear(at)})) for form in forms]
-        written = [(Affine.variable(d) - box[d][0]).to_expr() for d in own]
-        axes += map(_Axis, written, sizes, read, own) if own else [_Axis(e, n, at)]
-    first = next(k for k, a in enumerate(axes) if a.digit)
-    inside = sorted((a for a in axes if a.digit), key=lambda a: a.digit not in shared)
-    axes = [*axes[:first], *inside, *(a for a in axes[first:] if not a.digit)]
-    windows = names.fresh(f"{s.output}_windows")
-    index, sizes = tuple(a.written for a in axes), tuple(Int(a.size) for a in axes)
-    yield replace(s, output=windows, index=index, sizes=sizes, attributes=())
-    value = Access(windows, tuple(a.read for a in axes))
-    yield Statement(s.output, tuple(variables), tuple(map(Int, shape)), value, attributes=s.attributes, span=s.span)
+def _rolled(e: Expr, by: int, n: int) -> Expr:
+    return canonical(Call("mod", ((linear(e) + by).to_expr(), Int(n)))) if by else e
 
 
 def _digits(place: Expr, n: int, box: Box) -> list[str]:
