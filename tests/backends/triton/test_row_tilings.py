@@ -221,7 +221,7 @@ def test_threads_have_more_sines_under_way(body, warps):
     [
         ("k == 0 ? M[i] / V[i] : (k == 1 ? M[i] : V[i])", 3, True),  # the states of an optimiser, one beside the other
         ("k == 0 ? M[i] / V[i] : (k == 1 ? M[i] : V[i])", 9, False),
-        ("M[i] * C[k, i] + V[i] * D[k, i] * C[k, i + 1] / D[k, i + 1]", 3, False),  # most of what is read has rows of its own
+        ("M[i] * C[k, i] + V[i] * D[k, i] * C[k, i + 1] / D[k, i + 1]", 3, False),  # most has rows
     ],
 )
 def test_few_rows_that_read_the_same_columns_share_a_block(body, rows, together):

@@ -152,16 +152,17 @@ def _copy(index: Sequence[Expr], shape: tuple[int, ...], box: Box, shared: set[s
         for d, size, step, form in zip(
             own, sizes, row_major_steps(sizes), reshape_indices((n,), sizes, [v]), strict=True
         ):
-            back = canonical(replace_indices(form.to_expr(), {v.name: linear(at)}))
-            axes.append(_Axis((Affine.variable(d) - box[d][0]).to_expr(), size, back, k, d, step))
+            digit = canonical(replace_indices(form.to_expr(), {v.name: linear(at)}))
+            axes.append(_Axis((Affine.variable(d) - box[d][0]).to_expr(), size, digit, k, d, step))
     first = next(k for k, a in enumerate(axes) if a.digit)
     inside = sorted((a for a in axes if a.digit), key=lambda a: a.digit not in shared)
     axes = [*axes[:first], *inside, *(a for a in axes[first:] if not a.digit)]
     whole = [Affine() for _ in shape]
-    for place, a in enumerate(axes):
-        whole[a.whole] += Affine.variable(f"i{place}", a.step)
+    for k, a in enumerate(axes):
+        whole[a.whole] += Affine.variable(f"i{k}", a.step)
     forth = tuple(_rolled(form.to_expr(), shift, n) for form, shift, n in zip(whole, shifts, shape, strict=True))
-    return _Copy("windows", *map(tuple, zip(*((a.place, a.size, a.back) for a in axes), strict=True)), forth)
+    place, back = tuple(a.place for a in axes), tuple(a.back for a in axes)
+    return _Copy("windows", place, tuple(a.size for a in axes), back, forth)
 
 
 def _shifts(
