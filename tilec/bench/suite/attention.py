@@ -120,7 +120,8 @@ def shifted_windows(
 
     y, x = (t.flatten() for t in torch.meshgrid(*[torch.arange(side, device=q.device)] * 2, indexing="ij"))
     places = (y[:, None] - y + side - 1) * (2 * side - 1) + x[:, None] - x + side - 1
-    found = F.scaled_dot_product_attention(*map(windows, (q, k, v)), attn_mask=bias[:, places][None], scale=SCALE)
+    mask = bias[:, places][None]
+    found = F.scaled_dot_product_attention(windows(q), windows(k), windows(v), attn_mask=mask, scale=SCALE)
     parts = found.view(b, ups, lefts, h, side, side, e).permute(0, 1, 4, 2, 5, 3, 6)
     return parts.reshape(q.shape).roll((by, by), (1, 2))
 
@@ -128,7 +129,8 @@ def shifted_windows(
 def pair_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """Along rows of pairs (I, J, H, E), with a bias of pairs and a gate."""
     mask = p.permute(2, 0, 1)[None].contiguous()
-    found = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), attn_mask=mask, scale=SCALE)
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=SCALE)
     return torch.sigmoid(g) * found.transpose(1, 2)
 
 
