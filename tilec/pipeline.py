@@ -17,6 +17,7 @@ from tilec.transforms.bind.bind import bind
 from tilec.transforms.lower.clamps.known_inside import known_inside
 from tilec.transforms.lower.clamps.solved_sums import solve_sums
 from tilec.transforms.lower.clamps.split_clamps import split_clamps
+from tilec.transforms.lower.clamps.split_windows import split_windows
 from tilec.transforms.lower.defract import defract
 from tilec.transforms.lower.distribute import distribute
 from tilec.transforms.lower.eliminate import eliminate
@@ -68,6 +69,7 @@ TRANSFORMS: dict[str, Transform] = {
     "simplify": lambda program, setting: simplify(program, inputs=setting.kinds()),
     "known_inside": lambda program, setting: known_inside(program, setting.types),
     "views": lambda program, setting: drop_views(program, setting.types),
+    "split_windows": lambda program, setting: split_windows(program, setting.types),
     "join_digits": lambda program, setting: join_digits(program, setting.types),
     "split_axes": lambda program, setting: split_axes(program, setting.types),
     "split_quotients": lambda program, setting: split_quotients(program, setting.types),
@@ -114,6 +116,7 @@ CONTRACTIONS = (
         "known_inside",
         "simplify",
         "views",
+        "split_windows",
         "split_quotients",
         "join_digits",
         "split_axes",

@@ -35,7 +35,8 @@ def test_conditions_over_a_box(condition: str, known: bool | None) -> None:
 @pytest.mark.parametrize(
     "body, place",
     [("X[(i + 1) % 8]", "X[i + 1]"), ("X[(i + 8) % 8]", "X[i]"), ("X[clamp(i - 1, 0, 7)]", "X[clamp(i - 1, 0, 7)]"),
-     ("X[clamp(i + 1, 0, 7)]", "X[i + 1]"), ("i < 6 ? X[i] : X[i + 2]", "X[i]")],
+     ("X[clamp(i + 1, 0, 7)]", "X[i + 1]"), ("i < 6 ? X[i] : X[i + 2]", "X[i]"), ("pad(X[i + 2], 0)", "X[i + 2]"),
+     ("pad(X[i + 3], 0)", "pad(X[i + 3], 0)")],
 )  # fmt: skip
 def test_places_and_branches_over_a_box(body: str, place: str) -> None:
     s, wanted = _statement(body), _statement(place)

@@ -74,6 +74,35 @@ def test_values_and_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
         assert (a.double() - b).norm() <= tolerance * b.norm()
 
 
+GATED = """function (A[I, K, D], G[I, K, D], B[J, K, D]) -> (T) {
+    T[i, j, d : I, J, D] = +(sigmoid(G[i, k, d]) * A[i, k, d] * B[j, k, d]);
+}"""
+
+
+def test_operands_that_are_made_beforehand_lie_apart() -> None:
+    """A product over the third corner of triangles: the gated operand is stored with its channels outermost."""
+    source = plan(GATED, (312, 312, 128), (312, 312, 128), (312, 312, 128))
+    assert "T_apart = torch.empty" in source and "T_left = torch.empty((312, 128, 320)" in source
+    assert "T_dot[" not in source and "product[" in source
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are interpreted with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_of_operands_that_are_made_beforehand(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "LEAST_BYTES_APART", 0)
+    monkeypatch.setattr(pack, "LEAST_WORK", 0)
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=generator).to(dtype) for s in ((67, 17, 5), (67, 17, 5), (71, 17, 5))]
+    given = [t.requires_grad_() for t in given]
+    t = tilec.compile(GATED, backend="triton")(*given)
+    exact = [x.detach().double().requires_grad_() for x in given]
+    wanted = torch.einsum("ikd,jkd->ijd", torch.sigmoid(exact[1]) * exact[0], exact[2])
+    found = torch.autograd.grad(t, given, t.detach())
+    tolerance = 1e-5 if dtype == torch.float32 else 0.01
+    for a, b in zip((t, *found), (wanted, *torch.autograd.grad(wanted, exact, t.detach().double())), strict=True):
+        assert (a.double() - b).norm() <= tolerance * b.norm()
+
+
 HEADS = """function (X[B, H, N, E], W[H, E, D], C[D]) -> (Y) {
     O[b, n, d : B, N, D] = +(X[b, h, n, e] * W[h, e, d]);
     Y = relu(O + C);

@@ -17,6 +17,7 @@ APART = {  # what shares a sort
     "two": "Y[T[m] + a, d : N, D] = +(X[m, d] * (a == 0 ? 2 : Z[a, d])), a < 2; }",
     "steps back": "Y[T[m] - 2*a + 1, d : N, D] = +(X[m, d] + a), a < 3; }",
     "a square of them": "Y[T[m] + a, U[m] + b, d : N, 5, D] = +(X[m, d] * (2*a + b)), a < 2, b < 3; }",
+    "a square of even sizes": "Y[d, T[m] + a, U[m] + b : D, 12, 4] = +(X[m, d] * (2*a + b)), a < 2, b < 2; }",
     "columns first": "Y[d, T[m] + a : D, N] = +(X[m, d] * (a + 1)), a < 2; }",
     "what follows": "A[T[m] + a, d : N, D] = +(X[m, d] * (a + 1)), a < 2; Y = A > 0 ? A * Z : -A; }",
     "two that share": """A[T[m] + a, d : N, D] = +(X[m, d] * (a + 1)), a < 2; B[T[m] + a : N] = +(X[m, a]), a < 2;

@@ -69,6 +69,23 @@ def test_a_guard_as_the_constraint_that_says_the_same(aggregation, guard):
 
 
 @pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS[1:])
+def test_a_constraint_beside_a_guard_that_says_more(aggregation, guard):
+    source = "function (X[B, N]) -> (O) { O[b, i : B, N] = %s(%s ? X[b, k])%s; }"
+    bounds = ["i - k < N"] + (["i - k - 1 < N"] if guard == "k < i" else [])
+    for bound in bounds if guard != "k >= i" else ["k - i < N"]:
+        texts = [show(grad(parse(source % (aggregation, guard, rest)))) for rest in ("", f", {bound}")]
+        assert texts[0] == texts[1] or guard == "k < i" and "Received" not in texts[0]  # no scan, see above
+
+
+def test_a_constraint_that_leaves_out_more_than_a_guard():
+    for guard, bound in (("k <= i", "i - k - 1 < N"), ("k <= i", "i - k < 2"), ("k < i", "i - k + 1 < N")):
+        source = f"function (X[N]) -> (O) {{ O[i : N] = *({guard} ? X[k]), {bound}; }}"
+        assert "Received" not in show(grad(parse(source)))
+        check_gradient(source, normal(5))
+
+
+@pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize(("aggregation", "identity"), [("*", "1"), ("logsumexp", "-inf")])
 def test_a_branch_that_is_the_identity_as_a_guard(aggregation, identity, guard):
     source = "function (X[B, N]) -> (O) { O[b, i : B, N] = %s(%s ? X[b, k]%s); }"

@@ -163,6 +163,21 @@ CASES = {  # source, shapes, the text of the flat statement; None where it stays
         ((5, 3),),
         "O[i : 5] = +(A[k, j]), i - k < 5;",
     ),
+    "a guard beside a constraint on the same": (
+        "function (A[N]) -> (O) { O[i : N] = *(k < i ? A[k]), i - k < N; }",
+        ((5,),),
+        "O[i : 5] = *(A[k]), i - k - 1 < 4;",
+    ),
+    "a window, and a guard": (
+        "function (A[N]) -> (O) { O[i : N] = +(k < i ? A[k]), k - i + 2 < 5; }",
+        ((7,),),
+        "O[i : 7] = +(A[k]), i - k - 1 < 2;",
+    ),
+    "a constraint that leaves nothing of a guard": (
+        "function (A[N]) -> (O) { O[i : N] = +(k < i ? A[k]), k - i < N; }",
+        ((5,),),
+        None,
+    ),
     "terms of both": ("function (A[N, N]) -> (O) { O[i : N] = +(k <= i ? A[i, k]); }", ((5, 5),), None),
     "a product of matrices": (
         "function (A[N, M], B[N, M]) -> (O) { O[i : N] = +(k <= i ? A[i, j] * B[k, j]); }",

@@ -214,3 +214,20 @@ def test_threads_have_more_sines_under_way(body, warps):
         S[n : N] = sum({body}); T[n : N] = sum(G[n, c] * G[n, c]); }}"""
     given = tilec.spec((8192, 8192)), tilec.spec((8192, 8192)), tilec.spec((8192,))
     assert blocks(text, *given) == [(1, 1024, warps)]
+
+
+@pytest.mark.parametrize(
+    ("body", "rows", "together"),
+    [
+        ("k == 0 ? M[i] / V[i] : (k == 1 ? M[i] : V[i])", 3, True),  # the states of an optimiser, one beside the other
+        ("k == 0 ? M[i] / V[i] : (k == 1 ? M[i] : V[i])", 9, False),
+        ("M[i] * C[k, i] + V[i] * D[k, i] * C[k, i + 1] / D[k, i + 1]", 3, False),  # most has rows
+    ],
+)
+def test_few_rows_that_read_the_same_columns_share_a_block(body, rows, together):
+    source = f"""function (A[N], B[N], C[K, N], D[K, N]) -> (Y) {{
+        S[] = sum(A[i] * A[i]); M[i : N] = A[i] * S[] + 0.9 * B[i]; V[i : N] = M[i] * M[i] + B[i];
+        Y[k, i : K, N] = {body}; }}"""
+    n = 10**7 + 1
+    *_, (down, wide, _) = blocks(source, *map(tilec.spec, ((n,), (n,), (rows, n), (rows, n))))
+    assert (down >= rows) == together and down * wide <= 2048

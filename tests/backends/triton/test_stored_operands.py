@@ -7,6 +7,7 @@ import torch
 
 import tilec
 from tilec.backends.triton.matmul import precompute_operands
+from tilec.backends.triton.plan.device_info import PLANNED_FOR
 from tilec.backends.triton.plan.plan import Allocate, TorchLines
 
 BF, BYTE = torch.bfloat16, torch.int8
@@ -205,3 +206,15 @@ def test_values_of_windows_that_overlap(dtype, monkeypatch):
         strict=True,
     ):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+
+
+def test_steps_of_operands_made_of_several_tensors_fit_on_the_chip():
+    """The gradient of a maximum over points, by weights: the mask reads three tensors for each element of a step."""
+    source = """function (X[B, N, C], S[B, N, D], Y[B, D], T[B, D]) -> (W) {
+        W[c, d : C, D] = +(S[b, n, d] == Y[b, d] ? T[b, d] * X[b, n, c]); }"""
+    shapes = (32, 2500, 128), (32, 2500, 1024), (32, 1024), (32, 1024)
+    lowered = tilec.compile(source).lower(*(tilec.spec(s, "bfloat16") for s in shapes), target="sm_90")
+    found = re.search(r"BM=(\d+), BN=(\d+), BK=(\d+).*num_stages=(\d+)", lowered.source())
+    bm, bn, bk, stages = map(int, found.groups())
+    assert bm == 128 and stages > 1
+    assert 2 * stages * bk * (bm + 3 * bn) <= PLANNED_FOR.shared

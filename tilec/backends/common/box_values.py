@@ -65,7 +65,8 @@ def truth_over(e: Expr, box: Domain, types: Types) -> bool | None:
 
 
 def resolved(e: Expr, box: Domain, types: Types) -> Expr:
-    """The expression without branches that are taken nowhere in the box, its places resolved as well."""
+    """The expression without branches that are taken nowhere in the box, nor values beside what is inside at all of it,
+    its places resolved as well."""
 
     def visit(x: Expr) -> Expr:
         return resolved(x, box, types)
@@ -73,6 +74,9 @@ def resolved(e: Expr, box: Domain, types: Types) -> Expr:
     match e:
         case Pad(Inside(access), _) if box.inside(_at_resolved(access, box), types):
             return Int(1)
+        case Pad(Access() as access, _) if box.inside(found := _at_resolved(access, box), types):
+            if expression_type(e, types) == expression_type(access, types):
+                return found
         case Access():
             return _at_resolved(e, box)
         case Call("select", (condition, a, b)) if (known := truth_over(condition, box, types)) is not None:

@@ -107,6 +107,33 @@ def cosine(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, scale=10.0)
 
 
+def shifted_windows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, side: int = 7, by: int = 3
+) -> torch.Tensor:
+    """Within windows of an image (B, Y, X, H, E) that is rolled round; the bias is by relative place."""
+    b, rows, columns, h, e = q.shape
+    ups, lefts = rows // side, columns // side
+
+    def windows(t: torch.Tensor) -> torch.Tensor:
+        parts = t.roll((-by, -by), (1, 2)).view(b, ups, side, lefts, side, h, e)
+        return parts.permute(0, 1, 3, 5, 2, 4, 6).reshape(-1, h, side * side, e)
+
+    y, x = (t.flatten() for t in torch.meshgrid(*[torch.arange(side, device=q.device)] * 2, indexing="ij"))
+    places = (y[:, None] - y + side - 1) * (2 * side - 1) + x[:, None] - x + side - 1
+    mask = bias[:, places][None]
+    found = F.scaled_dot_product_attention(windows(q), windows(k), windows(v), attn_mask=mask, scale=SCALE)
+    parts = found.view(b, ups, lefts, h, side, side, e).permute(0, 1, 4, 2, 5, 3, 6)
+    return parts.reshape(q.shape).roll((by, by), (1, 2))
+
+
+def pair_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Along rows of pairs (I, J, H, E), with a bias of pairs and a gate."""
+    mask = p.permute(2, 0, 1)[None].contiguous()
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=SCALE)
+    return torch.sigmoid(g) * found.transpose(1, 2)
+
+
 def _zero(i: torch.Tensor, j: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(i - j, dtype=torch.float32)
 
@@ -161,6 +188,23 @@ WORKLOADS = (
         L[b, h, i : B, H, N] = logsumexp(S[b, h, i, j]);
         O[b, h, i, f : B, H, N, F] = sum(exp(S[b, h, i, j] - L[b, h, i]) * V[b, h, j, f]);
     }""", cosine, INPUTS, HEADS),
+    Workload("attention in shifted windows of 7x7", KIND, f"""
+    function (Q[B, Y, X, H, E], K[B, Y, X, H, E], V[B, Y, X, H, E], P[H, 169]) -> (O) {{
+        S[b, u, v, h, i, j, k, l : B, Y/7, X/7, H, 7, 7, 7, 7] = P[h, 13*(i - k + 6) + j - l + 6] + {SCALE}
+            * sum(Q[b, (7*u + i + 3) % Y, (7*v + j + 3) % X, h, e] * K[b, (7*u + k + 3) % Y, (7*v + l + 3) % X, h, e]);
+        L[b, u, v, h, i, j : B, Y/7, X/7, H, 7, 7] = logsumexp(S[b, u, v, h, i, j, k, l]);
+        O[b, (7*u + i + 3) % Y, (7*v + j + 3) % X, h, e : B, Y, X, H, E] =
+            sum(exp(S[b, u, v, h, i, j, k, l] - L[b, u, v, h, i, j])
+                * V[b, (7*u + k + 3) % Y, (7*v + l + 3) % X, h, e]);
+    }}""", shifted_windows, ("Q: B Y X H E", "K: B Y X H E", "V: B Y X H E", "P: H 169"),
+             {"B": (1, 8, 16), "Y": (14, 56, 56), "X": (7, 56, 56), "H": (2, 3, 6), "E": (4, 32, 32)}),
+    Workload("attention along rows of pairs, a bias of pairs", KIND, f"""
+    function (Q[I, J, H, E], K[I, J, H, E], V[I, J, H, E], P[J, J, H], G[I, J, H, E]) -> (O) {{
+        S[i, h, j, k : I, H, J, J] = {SCALE} * sum(Q[i, j, h, e] * K[i, k, h, e]) + P[j, k, h];
+        A[i, h, j, k : I, H, J, J] = exp(S[i, h, j, k] - logsumexp(S[i, h, j, l]));
+        O[i, j, h, e : I, J, H, E] = sigmoid(G[i, j, h, e]) * sum(A[i, h, j, k] * V[i, k, h, e]);
+    }}""", pair_attention, ("Q: I J H E", "K: I J H E", "V: I J H E", "P: J J H", "G: I J H E"),
+             {"I": (3, 200, 256), "J": (5, 200, 256), "H": (2, 4, 4), "E": (4, 32, 32)}),
     Workload("attention of one query, decoding", KIND, scored("D[b, h, i, j]", "").replace("H, N, E]", "H, 1, E]")
              .replace("B, H, N", "B, H, 1"), sdpa(), ("Q: B H 1 E", "K: B H N E", "V: B H N E"),
              {**HEADS, "B": (1, 8, 16), "N": (9, 4096, 8192)}, wrt=()),

@@ -53,6 +53,10 @@ def _routed(x, g, e, v, u, w) -> torch.Tensor:
     return (_by_expert(hidden, w, keys).reshape(*e.shape, -1) * g[:, :, None]).sum(1)
 
 
+def _triangles(a: torch.Tensor, b: torch.Tensor, g: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ikd,jkd->ijd", torch.sigmoid(g) * a, torch.sigmoid(h) * b)
+
+
 WORKLOADS = (
     layout("product, rows by columns", "ik", "kj"),
     layout("product, second transposed", "ik", "jk"),
@@ -106,6 +110,10 @@ WORKLOADS = (
     Workload("outer products summed over the batch", KIND, """function (X[B, I], Y[B, J]) -> (O) {
         O[i, j : I, J] = +(X[b, i] * Y[b, j]);
     }""", lambda x, y: x.mT @ y, ("X: B I", "Y: B J"), {"B": (5, 8192, 65536), "I": (3, 256, 256), "J": (4, 256, 256)}),
+    Workload("gated product over the third corner of triangles", KIND,
+             """function (A[I, K, D], B[J, K, D], G[I, K, D], H[J, K, D]) -> (O) {
+        O[i, j, d : I, J, D] = sum(sigmoid(G[i, k, d]) * A[i, k, d] * sigmoid(H[j, k, d]) * B[j, k, d]);
+    }""", _triangles, ("A: N N D", "B: N N D", "G: N N D", "H: N N D"), {"N": (5, 256, 320), "D": (4, 64, 128)}),
     Workload("product over two axes", KIND, """function (X[B, H, N, E], W[H, E, D]) -> (O) {
         O[b, n, d : B, N, D] = +(X[b, h, n, e] * W[h, e, d]);
     }""", lambda x, w: torch.einsum("bhne,hed->bnd", x, w), ("X: B H N E", "W: H E D ~ 0.02"),

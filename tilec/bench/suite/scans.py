@@ -47,6 +47,12 @@ def _linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     return torch.einsum("btd,btdf->btf", q, torch.einsum("btd,btf->btdf", k, v).cumsum(1))
 
 
+def _rays(s: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    opaque = 1 - torch.exp(-torch.relu(s) * d)
+    left = torch.cumprod(torch.cat([torch.ones_like(s[:, :1]), 1 - opaque[:, :-1]], 1), 1)
+    return torch.einsum("rn,rnc->rc", opaque * left, torch.sigmoid(c))
+
+
 WORKLOADS = (
     Workload("cumulative sum of rows", KIND, "function (X[N, T]) -> (Y) { Y[n, t : N, T] = +(X[n, s]), t - s < T; }",
              lambda x: x.cumsum(-1), ("X: N T",), LINES, "float32"),
@@ -57,6 +63,12 @@ WORKLOADS = (
     Workload("cumulative log-sum-exp", KIND, """function (X[N, T]) -> (Y) {
         Y[n, t : N, T] = logsumexp(X[n, s]), t - s < T;
     }""", lambda x: torch.logcumsumexp(x, -1), ("X: N T",), LINES, "float32"),
+    Workload("colours along rays", KIND, """function (S[R, N], C[R, N, 3], D[R, N]) -> (O) {
+        A[r, n : R, N] = 1 - exp(-relu(S[r, n]) * D[r, n]);
+        T[r, n : R, N] = prod(m < n ? 1 - A[r, m]);
+        O[r, c : R, 3] = sum(A[r, n] * T[r, n] * sigmoid(C[r, n, c]));
+    }""", _rays, ("S: R N", "C: R N 3", "D: R N > 0"), {"R": (3, 16384, 65536), "N": (7, 128, 192)}, "float32",
+             wrt=("S", "C")),
     Workload("moving average, exponential", KIND, """function (X[B, T, D]) -> (H) {
         H[b, t, d : B, T, D] = 0.9 * H[b, t - 1, d] + 0.1 * X[b, t, d];
     }""", _average, ("X: B T D",), STATES, "float32", compiled=False),

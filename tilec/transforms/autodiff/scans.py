@@ -77,14 +77,25 @@ def is_running(s: Statement, known: Mapping[str, Extent]) -> bool:
 def _constrained(s: Statement, known: Mapping[str, Extent]) -> Statement:
     """A scan guarded by `k <= i`, or `k < i`, with the constraint that says the same; any other statement as it is."""
     guarded = _guarded(s)
-    form = None if guarded.guard is None or s.constraints else bound_of(guarded.guard)
+    form = None if guarded.guard is None else bound_of(guarded.guard)
     if form is None:
         return s
     for size in s.sizes or ():
+        if not all(_follows(c, form, size) for c in s.constraints):
+            continue
         made = replace(guarded, guard=None, constraints=(Constraint(form.to_expr(), size),))
         if _scan(made, known) is not None or len(_up_to_itself(made, known, Names(()))) > 1:
             return made
     return s
+
+
+def _follows(c: Constraint, form: Affine, size: Expr) -> bool:
+    """Whether `0 <= form` says as much as a constraint, where form is i - k less a constant and i below the size."""
+    try:
+        rest = linear(c.expr) - form
+    except AffineMistake:
+        return False
+    return not rest.terms and 0 <= rest.constant <= -form.constant and same_form(c.bound, size)
 
 
 def _guarded(s: Statement) -> Statement:

@@ -203,7 +203,9 @@ def _running(s: Statement, shapes: Shapes) -> Statement:
         if form is None or len(pair) != 2 or len({*pair} & {*names}) != 1:
             continue
         rest = [t for t in tests if t is not test]
-        others = (*rest, *(c.expr for c in s.constraints))
+        bounds = {c: found for c in s.constraints if (found := _bounds_on(form, c)) is not None}
+        constraints = tuple(c for c in s.constraints if c not in bounds)
+        others = (*rest, *(c.expr for c in constraints))
         if any({*pair} <= set(index_variables(e)) for e in (*others, *_terms(s.body))) or not all(map(is_bool, rest)):
             continue
         if {*pair} & set(index_variables(s.body)) & {*names} and {*index_variables(s.body)} - {*names} - {*pair}:
@@ -211,11 +213,24 @@ def _running(s: Statement, shapes: Shapes) -> Statement:
         made = replace(s, guard=all_of(rest))
         box = box_in_text(made, shapes)
         span = None if box is None else interval_over(form, box)
-        if span is None or span[1] < 0:
+        low = max([0, *(first for first, _ in bounds.values())])
+        high = -1 if span is None else min([span[1], *(last for _, last in bounds.values())])
+        if high < low:
             continue
-        constraint = Constraint(form.to_expr(), Int(span[1] + 1))
-        return keep_constraint_variables(replace(made, constraints=(*s.constraints, constraint)))
+        constraint = Constraint((form - low).to_expr(), Int(high - low + 1))
+        return keep_constraint_variables(replace(made, constraints=(*constraints, constraint)))
     return s
+
+
+def _bounds_on(form: Affine, c: Constraint) -> tuple[int, int] | None:
+    """The least and the greatest value of an integer form that a constraint on it alone allows."""
+    bound = linear(c.bound)
+    for sign in (1, -1):
+        rest = linear(c.expr) - form * sign
+        if not rest.terms and not bound.terms and rest.is_integral:
+            ends = sorted((-rest.constant * sign, (bound.constant - 1 - rest.constant) * sign))
+            return as_int(ends[0]), as_int(ends[1])
+    return None
 
 
 def _pinned(s: Statement, shapes: Shapes) -> Statement:

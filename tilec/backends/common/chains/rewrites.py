@@ -132,8 +132,9 @@ class _Rewriter:
             a = access_of(e)
             shape = self.types[a.tensor].shape
             fixed = tuple(ZERO if _is_whole(i, n, extent) else i for i, n in zip(a.index, shape, strict=True))
-            within = call("ne", Inside(replace(a, index=fixed)), ZERO)
-            inside[self._stored(s, within, "bool", "inside", extent, before)] = None
+            if any(i != ZERO for i in fixed):
+                within = call("ne", Inside(replace(a, index=fixed)), ZERO)
+                inside[self._stored(s, within, "bool", "inside", extent, before)] = None
             if isinstance(e, Access):
                 reads[e] = self._stored(s, a, self.types[a.tensor].dtype, "read", extent, before)
         self.changed.add(s.output)
@@ -210,6 +211,9 @@ def _is_computed(e: Access | Inside) -> bool:
 
 def _is_whole(i: Expr, n: int, extent: Mapping[str, int]) -> bool:
     """Whether a position is inside at every point."""
+    match i:
+        case Call("mod", (inner, Int(modulus))) if 0 < modulus <= n and linear(inner).is_integral:
+            return not any(accesses_in(inner))
     v = linear(i).bare
     return v is not None and extent[v] <= n
 

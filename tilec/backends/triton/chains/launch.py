@@ -40,7 +40,7 @@ from tilec.backends.triton.pointwise.pointwise import pointwise
 from tilec.ir.index import linear
 from tilec.ir.program import Call, Statement, accesses_in, index_variables, walk
 from tilec.ir.symbolic import gcd
-from tilec.ir.types import NARROW, TensorType, Types
+from tilec.ir.types import NARROW, TensorType, Types, is_floating
 from tilec.language.show import show_statement
 
 AnyStrides = Mapping[str, tuple[int, ...]]
@@ -73,11 +73,30 @@ class _ChainPlanner:
         return python_name(self.kernel.outputs[-1]) + "_chain"
 
     def steps(self) -> list[Step]:
-        unaligned = {} if self.copied else {**self._read_unaligned, **self._statistics_unaligned}
+        unaligned = {} if self.copied else {**self._across, **self._read_unaligned, **self._statistics_unaligned}
         if unaligned:
             return self._over_copies(unaligned)
         split = split_of(self.kernel, self.types)
         return self._walk() if split is None else self._in_parts(split)
+
+    @property
+    def _across(self) -> dict[str, CopyLayout]:
+        """What blocks add to scores, read often, of which neighbours of rows and columns lie apart: `P[i, j, h]`."""
+        kernel, found = self.kernel, dict[str, CopyLayout]()
+        if kernel.in_place or kernel.looped is None or len(kernel.blocked) != 1:
+            return found
+        for a in accesses_in(*(r.target.body for r in kernel.targets)):
+            if a.tensor in kernel.inners or a.tensor in kernel.outputs:
+                continue
+            t, forms = self.types[a.tensor], [linear(e) for e in a.index]
+            own = [k for k, form in enumerate(forms) if form.bare == kernel.looped]
+            across = (form for form, step in zip(forms, self.strides[a.tensor], strict=True) if step == 1)
+            block = {kernel.looped, *kernel.blocked}
+            if len(own) != 1 or not block <= {*index_variables(a)} or any(block & {*f.variables()} for f in across):
+                continue
+            if t.numel * _READS <= _points(kernel) and is_floating(t.dtype):
+                found[a.tensor] = CopyLayout.with_last(own[0], len(t.shape))
+        return found
 
     @property
     def _read_unaligned(self) -> dict[str, CopyLayout]:
@@ -134,7 +153,8 @@ class _ChainPlanner:
             after += released
         strides = {n: view.strides[c] for n, c in copies.items()}
         setting = replace(self.setting, misaligned=tuple(n for n in self.setting.misaligned if n not in copies))
-        copied = tuple(n for n in layouts if self.types[n].dtype in NARROW)
+        across = self._across
+        copied = tuple(n for n in layouts if self.types[n].dtype in NARROW and n not in across)
         planner = replace(self, strides={**self.strides, **strides}, setting=setting, copied=copied)
         return [*before, *(x.given(copies) if isinstance(x, Launch) else x for x in planner.steps()), *after]
 

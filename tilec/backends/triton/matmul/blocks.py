@@ -10,6 +10,7 @@ from tilec.backends.triton.matmul.dot import MatrixProduct
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS, PLANNED_FOR
 from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.ir.index import linear
+from tilec.ir.program import accesses_in, index_variables
 from tilec.ir.types import ITEM_BYTES, NARROW
 
 
@@ -36,6 +37,7 @@ LONGEST_ROW, WAVES = 512, 16  # bytes of a block's row; programs for each multip
 SHORT_BLOCK = (64, 64, 64, 4, 2)  # whose sum is one step, and which takes as long as memory does: many at a time
 PART_BYTES, WEIGHT_PROGRAMS = 8, 4  # of an element of a part, written and read; programs of a multiprocessor
 LEAST_REUSE = 64  # times that each element must be used for a copy of an operand to pay
+_LEAST_COLUMNS = 64  # of a block of which two steps are to fit on the chip
 MOST_TERMS = 2**16  # products of 8-bit integers that a 32-bit accumulator surely holds
 
 
@@ -51,6 +53,10 @@ def choose_config(product: MatrixProduct, shared: int = PLANNED_FOR.shared, whol
     split, or the smallest where sums are `whole`; with as many stages as `shared` bytes of on-chip memory hold."""
     dtype, size = product.dot.dtype, ITEM_BYTES[product.dot.dtype]
     config = fitted(_untuned(product, whole), size, shared)
+    while config.bn > _LEAST_COLUMNS and 2 * _bytes_of_step(product, config) > shared:
+        config = replace(config, bn=config.bn // 2)
+    while config.stages > 1 and config.stages * _bytes_of_step(product, config) > shared:
+        config = replace(config, stages=config.stages - 1)
     while config.bm * config.bk > LEAST**2 and (config.bm + config.bn) * config.bk * size > shared:
         config = replace(config, bm=max(LEAST, config.bm // 2), bk=max(LEAST, config.bk // 2))
     if dtype == "int8":
@@ -58,6 +64,16 @@ def choose_config(product: MatrixProduct, shared: int = PLANNED_FOR.shared, whol
         least = -(-product.counts[2] // MOST_TERMS)
         return replace(config, parts=max(config.parts, least))
     return config
+
+
+def _bytes_of_step(product: MatrixProduct, config: Config) -> int:
+    """What a step loads of all tensors that operands and guards are made of."""
+    dot, total = product.dot, 0
+    for a in dict.fromkeys(accesses_in(*product.view.statement.roots)):
+        names = {*index_variables(a)}
+        rows = config.bm if names & {*dot.rows} else config.bn if names & {*dot.columns} else 0
+        total += rows * config.bk * ITEM_BYTES[product.view.types[a.tensor].dtype] if names & {*dot.summed} else 0
+    return total
 
 
 def short_block(product: MatrixProduct) -> Config:

@@ -219,9 +219,10 @@ def _axis_apart(access: Access, product: MatrixProduct) -> int | None:
 
 
 def wanted_along(product: MatrixProduct) -> str | None:
-    """The summed variable along which operands that are computed beforehand shall lie, so that none is packed."""
+    """The summed variable along which operands that are computed beforehand shall lie, so that none is copied."""
     inner, much = inner_variables(product, LEAST_REUSE // 2), product.multiplications >= LEAST_WORK
-    return inner[0] if product.dot.dtype == "float32" and len(inner) == 1 and much else None
+    copied = product.dot.dtype == "float32" or any(_axis_apart(a, product) is not None for a in product.accesses())
+    return inner[0] if copied and len(inner) == 1 and much else None
 
 
 def columns_packed(space: Space, view: StridedView) -> OperandRewrite | None:

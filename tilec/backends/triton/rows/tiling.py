@@ -42,6 +42,7 @@ LEAST_OF_FEW, FEW_OF_ROWS = 1024, 4 * MULTIPROCESSORS  # elements that a program
 KEPT_FROM_WALK = 48 * 2**20
 KEPT_BY_ALL, WARPS_AT_ONCE = 64 * 2**20, 32  # the same of all programs that run at once; of a multiprocessor
 LEAST_WALKED = 4  # blocks of rows that each program has, at least, where it walks them and keeps columns
+_MOST_REPEATED = 8  # rows that read the same columns, which one block holds
 OF_A_THREAD = 16  # elements of rows that begin anywhere
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 
@@ -88,6 +89,8 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     widest = min(power_of_two(columns), 2048)
     block = widest if group.sums or together > 1 else filled_block(columns, widest, FILLED)
     down = min(power_of_two(rows), max(together, 2048 // block, 1))
+    if not group.sums and together <= 1 < rows <= _MOST_REPEATED and _read_by_all_rows(group):
+        down, block = power_of_two(rows), max(block // power_of_two(rows), 1)
     if group.sums:
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
         down, warps = _with_room(group, down, block, together)
@@ -107,6 +110,15 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     vectors = together > 1 or takes_vectors(group.statements, group.stored, _fastest(group), types)
     tiling = RowTiling("tiled", down, block, 0, 4, vectors=vectors)
     return _of_one_warp(tiling, together, group, strides, types) if vectors else tiling
+
+
+def _read_by_all_rows(group: Group) -> bool:
+    """Whether most of what is read along the columns is the same for all rows, such as the states of an optimiser."""
+    rows, columns = ({v for v in names if group.extent[v] > 1} for names in (group.rows, group.columns))
+    own = {s.output for s in group.statements}
+    read = [{*index_variables(a)} for s in group.statements for a in value_accesses(s) if a.tensor not in own]
+    along = [names for names in read if names & columns]
+    return 2 * sum(not names & rows for names in along) > len(along)
 
 
 def _with_room(group: Group, down: int, block: int, together: int) -> tuple[int, int]:

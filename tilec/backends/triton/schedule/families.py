@@ -38,7 +38,7 @@ from tilec.backends.triton.matmul.library import (
     ours_is_faster,
 )
 from tilec.backends.triton.matmul.logsumexp_matmul import recognise_log
-from tilec.backends.triton.matmul.pack import columns_packed, packed, source_of_rows, wanted_along
+from tilec.backends.triton.matmul.pack import columns_packed, packed, source_of_rows, wanted_along, with_batches_apart
 from tilec.backends.triton.matmul.precompute_operands import has_stored_operands, hoisted, shared, with_stored_operands
 from tilec.backends.triton.matmul.side_by_side import side_by_side
 from tilec.backends.triton.matmul.split import split_steps
@@ -217,9 +217,8 @@ def _dot_steps(p: Problem, product: MatrixProduct) -> list[Step] | None:
 
 def _of_stored_operands(p: Problem) -> list[Step] | None:
     """Of the statement as it is written: a library reads tensors as they are, and parts are made of what is stored."""
-    if p.product is None or not p.setting.library or p.setting.precision != "highest" or len(p.space.classes) != 1:
-        return None
-    if not has_stored_operands(p.product.dot):
+    exact = p.setting.library and p.setting.precision == "highest" and len(p.space.classes) == 1
+    if p.product is None or not exact or not has_stored_operands(p.product.dot):
         return None
     written = product_over(StridedView(p.flat, p.types, p.strides, p.view.int64_index))
     found = None if written is None else with_stored_operands(written)
@@ -227,11 +226,9 @@ def _of_stored_operands(p: Problem) -> list[Step] | None:
         return None
     own = problem_of(found.product, found.product, found.view.types, found.view.strides, p.setting)
     product = None if own is None else _of_parts(own) or by_library(own)
-    if product is None:
-        return None
     before = [_requested(s, found.view, p.setting) for s in found.operands]
     repaired = repair_steps(written, p.flat) if found.checked else []
-    return [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
+    return product and [*before, *product, Release(tuple(s.output for s in found.operands)), *repaired]
 
 
 def _of_parts(p: Problem, epilogue: Sequence[Statement] = ()) -> list[Step] | None:
@@ -249,6 +246,9 @@ def _product(p: Problem, product: MatrixProduct) -> list[Step] | None:
     if computed is None:
         return _product_steps(p, product)
     product = computed.coalesced
+    apart = with_batches_apart(product, p.setting)
+    if apart is not None:
+        return computed.around(apart.around(_over_views(apart.view, replace(p.setting, library=False))))
     over = with_rows_aligned(product, p.setting, lambda: False) or product.as_it_is
     return computed.around(over.around(_product_steps(p, over.product)))
 
