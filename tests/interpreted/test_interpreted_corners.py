@@ -53,3 +53,13 @@ def test_values(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
     kernels = [k.name for k in f.lower(x, t, u, z).kernels]
     assert any("_0_at" in k for k in kernels) is (name in APART)
     assert sum("_at_kernel" in k for k in kernels) == 1
+
+
+def test_rows_of_even_numbers_of_columns() -> None:
+    """Whether vectors may begin with a variable is asked of all that the total reads."""
+    source = """function (D[M, A, B, C], T[M], U[M], Z[G, G, C]) -> (R) {
+        R[T[m] + a, U[m] + b, c : G, G, C] = +(D[m, a, b, c]), a < 2, b < 2;
+    }"""
+    shapes = (((300_000, 2, 2, 32), "float32"), *(((300_000,), "int64"),) * 2, ((512, 512, 32), "float32"))
+    lowered = tilec.compile(source, backend="triton").lower(*(tilec.spec(*s) for s in shapes), target="sm_90")
+    assert lowered.kernels[-1].name == "R_3_segments"

@@ -79,7 +79,8 @@ def scattered(
             apart = None if whole else corners(s, context.types)
             if apart is None:
                 return [*_others(found.runs, epilogue, context), *_combined([found], epilogue)]
-            context = replace(context, types=apart.types)
+            own = {m.output: contiguous(apart.types[m.output].shape) for m in apart.members}
+            context = replace(context, types=apart.types, strides={**context.strides, **own})
             return fused_scatters(apart.members, context, (apart.total, *epilogue), apart.margins)
         case Fixed():
             return fixed_steps([found], epilogue)
