@@ -22,7 +22,6 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
-from tilec.backends.triton.scatter.corners import corners
 from tilec.backends.triton.scatter.exact import exact_steps
 from tilec.backends.triton.scatter.fixed_point import Fixed, fixed_steps
 from tilec.backends.triton.scatter.places import Margins, PointPlaces, whole_axis
@@ -75,13 +74,7 @@ def scattered(
         case Sorted():
             if found.runs.sparse and epilogue and (len(epilogue) > 1 or s.aggregation != "sum"):
                 return None  # what follows from an element that no point is written to is one statement
-            whole = found.runs.sparse or any(map(any, margins))
-            apart = None if whole else corners(s, context.types)
-            if apart is None:
-                return [*_others(found.runs, epilogue, context), *_combined([found], epilogue)]
-            own = {m.output: contiguous(apart.types[m.output].shape) for m in apart.members}
-            context = replace(context, types=apart.types, strides={**context.strides, **own})
-            return fused_scatters(apart.members, context, (apart.total, *epilogue), apart.margins)
+            return [*_others(found.runs, epilogue, context), *_combined([found], epilogue)]
         case Fixed():
             return fixed_steps([found], epilogue)
     return found
