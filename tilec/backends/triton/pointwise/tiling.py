@@ -33,6 +33,7 @@ from tilec.backends.triton.pointwise.sharing import (
     LEAST_USED,
     NARROWEST_BLOCK,
     NARROWEST_FILLED,
+    WIDEST_SHORT,
     computed_places,
     decoded_once,
     gathers_rows,
@@ -215,6 +216,10 @@ def _map_tiling(
     block, warps = (512, 1) if asks and not turned and not summed else (1024 if turned else elements, 4)
     if len(outputs) < 2 or space.largest(outputs[-1]) < (SHORTEST_TURNED if turned else 32):
         n = space.count(tuple(outputs))
+        tail = () if asks or turned or summed or n < MANY_POINTS else _short_axes(space, outputs)
+        if tail:
+            bn = power_of_two(space.count(tail))
+            return PointwiseTiling(((tuple(outputs[: -len(tail)]), max(1, block // bn)), (tail, bn)), None, 1, warps)
         if not summed and n <= TWO_A_MULTIPROCESSOR * block and computed_places(space):
             block = FEW_GATHERED
         return PointwiseTiling(((tuple(outputs), min(power_of_two(n), block)),), None, 1, warps)
@@ -226,6 +231,16 @@ def _map_tiling(
     rows = rows if turned is None else (*(v for v in rows if v != turned), turned)
     axes = (rows, max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
     return PointwiseTiling(axes, None, 1, warps)
+
+
+def _short_axes(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
+    """The last output variables, few values of each, as the columns of a block, so that its columns are decoded once
+    and not each element; none where none fill a power of two."""
+    tails = [tuple(outputs[k:]) for k in range(1, len(outputs) - 1)]
+    counts = {tail: space.count(tail) for tail in tails}
+    fills = {t: n / power_of_two(n) for t, n in counts.items() if NARROWEST_BLOCK <= n <= WIDEST_SHORT}
+    best = max(fills, key=lambda t: fills[t], default=())
+    return best if best and fills[best] >= SHORT_FILLED else ()
 
 
 def _for_row_vectors(tiling: PointwiseTiling, space: Space, view: StridedView) -> PointwiseTiling:
