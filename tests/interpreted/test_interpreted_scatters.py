@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 POINTS = 1100  # more than one program combines of a run
 SORTED = ["Y_at_kernel", "sort_compared", "Y_pieces", "Y_segments"]
-PASSED = ["Y_at_kernel", "sort_digits", "sort_in_one_pass", "Y_pieces", "Y_segments"]
+PASSED = ["Y_at_kernel", "sort_digits", "sort_bases", "sort_moved", "Y_pieces", "Y_segments"]
 CASES = {  # source, kernels
     "rows": ("function (X[M, D], T[M]) -> (Y) { Y[T[m], d : 9, D] = +(X[m, d]); }", SORTED),
     "rows of another tensor": (

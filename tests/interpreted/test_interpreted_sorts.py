@@ -52,25 +52,20 @@ def test_sorted(
     wanted = torch.zeros(count).index_add_(0, place[inside].long(), x[inside])
     assert torch.equal(f(x, place, n), wanted)
     names = [k.name for k in f.lower(x, place, n).kernels]
-    assert ("sort_moved" in names) is (few == 0 and count > 1000) and ("sort_starts" in names) is (count > 1000)
-    assert ("sort_in_one_pass" in names) is (few == 0 and count < 1000)
+    assert ("sort_moved" in names) is (few == 0) and ("sort_starts" in names) is (count > 1000)
 
 
 @pytest.mark.parametrize("few", [0, 1000])
-@pytest.mark.parametrize(
-    ("count", "wide", "at_once"),
-    [(2, False, 2**13), (2, False, 0), (300, False, 0), (900, True, 0), (3000, False, 0), (14, True, 2**13)],
-)
+@pytest.mark.parametrize(("count", "wide"), [(2, False), (300, False), (900, True), (3000, False), (14, True)])
 @pytest.mark.one_in(8)
 def test_the_sort_is_stable_in_any_number_of_passes(
-    count: int, wide: bool, at_once: int, few: int, monkeypatch: pytest.MonkeyPatch
+    count: int, wide: bool, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sort_text, "MOST_COUNTED_ON_CHIP", 16)
     for name, value in {
         "FEW": few,
         "FEWEST_BITS": 4,
         "MOST_BITS": 5,
-        "COUNTS_AT_ONCE": at_once,
         "MOVED_TOGETHER": 32,
         "MOST_MOVED_TOGETHER": 32,
         "BLOCKS_AT_ONCE": 4,

@@ -6,21 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.backends.common.code import python_name
-from tilec.backends.common.domain import access_conditions, point_conditions
 from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
 from tilec.backends.triton.emit.scalar import TritonScalars, compute_dtype_of
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.ir.constraining import access_of, constraining
-from tilec.ir.functions import ZERO, all_of
+from tilec.ir.constraining import access_of
+from tilec.ir.functions import ZERO
 from tilec.ir.index import distinct_variables, replace_indices
 from tilec.ir.program import (
     Access,
     Call,
     Expr,
-    Index,
-    Inside,
     Pad,
     Program,
     Statement,
@@ -28,8 +25,6 @@ from tilec.ir.program import (
     children,
     index_variables,
     reads,
-    rebuild,
-    substitute,
 )
 from tilec.ir.types import NARROW, TensorType, is_floating
 from tilec.transforms.util.plain import is_pure, is_unmasked
@@ -52,7 +47,7 @@ def find_epilogue(
         if not readers or not alone and not (stored and not found) or readers[0].output in barred:
             break
         there = there or {*program.input_names(), *(s.output for s in program.statements[:place])}
-        reader = _at_all_points(as_assignment(readers[0], types), anchor, types)
+        reader = as_assignment(readers[0], types)
         if not joins(reader, anchor, there, types):
             break
         anchor = reader
@@ -68,46 +63,6 @@ def as_assignment(s: Statement, types: Mapping[str, TensorType]) -> Statement:
         return s
     body = s.body if s.guard is None else Call("select", (s.guard, s.body, ZERO))
     return replace(s, aggregation="assign", body=body, guard=None)
-
-
-def _at_all_points(s: Statement, anchor: Statement, types: Mapping[str, TensorType]) -> Statement:
-    """An assignment that reads further tensors at places in data at which its anchor reads (a bias of the matrix that
-    an index names), as one of all elements: 0 where these are outside."""
-    names, own = (distinct_variables(x.index) for x in (s, anchor))
-    if (
-        s.aggregation != "assign"
-        or not is_pure(s)
-        or not is_unmasked(s)
-        or names is None
-        or own is None
-        or len(names) != len(own)
-    ):
-        return s
-    index: dict[str, Expr] = dict(zip(own, map(Index, names), strict=True))
-    there = {(substitute(c.form.to_expr(), index), c.bound) for c in point_conditions((anchor.body,), (), types)}
-    found: dict[Access, None] = {}
-    for a in constraining(s.body):
-        asked = [c for c in access_conditions(a, types) if any(accesses_in(*c.form.atoms()))]
-        if asked and not {(c.form.to_expr(), c.bound) for c in asked} <= there:
-            return s
-        found |= {a: None} if asked else {}
-
-    def padded(e: Expr) -> Expr:
-        match e:
-            case Access() if e in found:
-                return Pad(e, ZERO)
-            case Inside(Access() as a) if a in found:
-                return _inside(a)
-            case Pad():
-                return replace(e, value=padded(e.value))
-        return rebuild(e, padded)
-
-    test = all_of([_inside(a) for a in found])
-    return s if test is None else replace(s, body=Call("select", (test, padded(s.body), ZERO)))
-
-
-def _inside(a: Access) -> Expr:
-    return Call("ne", (Pad(Inside(a), ZERO), ZERO))
 
 
 def joins(s: Statement, anchor: Statement, there: Collection[str], types: Mapping[str, TensorType]) -> bool:

@@ -21,14 +21,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.plan.lines import BARRIER, CodeLine, StoreLine, WhileLoop, assign
 from tilec.backends.triton.plan.plan import Allocate, Launch, Release, Repeat, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides, contiguous_strides, power_of_two
-from tilec.backends.triton.recurrence.shared_sums import (
-    SharedSum,
-    Sharing,
-    shared_sums,
-    step_work,
-    sums_at_once,
-    work,
-)
+from tilec.backends.triton.recurrence.shared_sums import SharedSum, Sharing, shared_sums, work
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop, step_inputs
 from tilec.backends.triton.recurrence.step import FEW_SUMMED_POINTS, MOST_IN_BLOCK, Moment, StepFrame, StepWriter
 from tilec.ir.index import linear
@@ -39,10 +32,6 @@ SUMMED_LANES = 256  # where something is
 RESIDENT_LANES = 2**14  # coupled lanes that one program may own
 LAUNCH_WORK = 60_000  # points of sums that a program could go through while a kernel is launched
 WAITING_WORK = 50_000  # points that a program could go through while it waits for the others
-# Where programs have sums of products apart, whose operands take as long to be read as terms to be added up:
-SHARED_WAITING_WORK = 20_000  # the same
-BARRIER_WORK = 500  # while it waits for its own threads, and for what they have stored
-TERMS_AT_ONCE = 2**21  # of a step, up to which one sum over all variables takes less time than one after the other
 POINTS_PER_THREAD = 16  # of a block, about
 LANES_PER_THREAD = 2  # where nothing is summed over
 MOST_WAITING = 8  # loads that wait for their step
@@ -66,17 +55,8 @@ class Blocks:
 
 
 def sharing_of(loop: SkewedLoop, setting: Setting) -> Sharing:
-    """The loop with what lanes share apart: those of all programs, or each program's own."""
-    loop = sums_at_once(loop, TERMS_AT_ONCE)
-    programs = setting.device.multiprocessors
-    together = shared_sums(loop, programs, WAITING_WORK)
-    if loop.count(loop.coupled) > RESIDENT_LANES:
-        return together
-    alone = shared_sums(loop, programs, BARRIER_WORK, owned=True)
-    if not together.sums or not alone.sums:
-        return alone if alone.sums else together
-    less = step_work(alone, programs, BARRIER_WORK) < step_work(together, programs, SHARED_WAITING_WORK)
-    return alone if less else together
+    """The loop with what lanes of all programs share apart."""
+    return shared_sums(loop, setting.device.multiprocessors, WAITING_WORK)
 
 
 def choose_blocks(sharing: Sharing, setting: Setting) -> Blocks:
@@ -85,10 +65,6 @@ def choose_blocks(sharing: Sharing, setting: Setting) -> Blocks:
     coupled, parallel = loop.count(loop.coupled), loop.count(loop.parallel)
     points = max([1, *(loop.count(e.bound) for e in loop.aggregates())])
     span = -(-coupled * parallel // setting.device.multiprocessors)
-    if sharing.owned:
-        programs = setting.device.multiprocessors
-        parts = [(sharing.part(programs), points), *(_part_of(s, sharing, programs) for s in sharing.sums)]
-        return Blocks(_lanes(*parts[0]), parts[0][0], max(_part_warps(*part) for part in parts))
     if points <= FEW_SUMMED_POINTS and coupled > RESIDENT_LANES:  # a map of so many elements, before the host is back
         waits, points = span * sum(work(loop, e) for e in loop.roots) < LAUNCH_WORK, 1
     else:

@@ -2,21 +2,16 @@
 
 `F[t, i] = logsumexp(B[j] - C[i, j] - logsumexp(F[t - 1, k] + A[k] - C[k, j]))`: the inner sum is over k for each j, of
 which no lane i knows anything. Where programs share a step's lanes each would take it again; as `F.shared[j]` they
-share it as well, and wait for each other before they go on. A program that has whole sets of lanes to itself waits for
-its own threads alone: `S[t, p, q] = sum[b](B[b, q] * sum[a](S[t - 1, a, b] * A[a, p]))` takes the inner sum once for
-all q.
+share it as well, and wait for each other before they go on.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.recurrence.skewed_loop import SkewedLoop
-from tilec.ir.aggregations import AGGREGATIONS
-from tilec.ir.functions import all_of, operands_of
 from tilec.ir.infer import aggregate_type, expression_type
 from tilec.ir.program import (
     Access,
@@ -32,7 +27,7 @@ from tilec.ir.program import (
     map_values,
     rebuild,
 )
-from tilec.ir.types import NARROW, TensorType, is_floating
+from tilec.ir.types import TensorType, is_floating
 from tilec.transforms.util.naming import all_variables, fresh_variable, rename
 
 _CHEAP = ("add", "sub", "mul", "neg", "select", "and", "or", "eq", "ne", "lt", "le", "gt", "ge", "max", "min")
@@ -42,112 +37,41 @@ _GAIN = 2  # what is gained at least
 
 @dataclass(frozen=True)
 class SharedSum:
-    """`statement` gives the element at `variables` of a tensor that serves one step; it reads those of lower levels.
-    `of_a_set`: its elements for one set of coupled lanes."""
+    """`statement` gives the element at `variables` of a tensor that serves one step; it reads those of lower levels."""
 
     statement: Statement
     variables: tuple[str, ...]
     level: int
-    of_a_set: int
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """A loop that reads such tensors, and these. `owned`: each program computes those of its own sets of lanes."""
+    """A loop that reads such tensors, and these."""
 
     loop: SkewedLoop
     sums: tuple[SharedSum, ...] = ()
-    owned: bool = False
 
     def of_level(self, level: int) -> list[SharedSum]:
         return [s for s in self.sums if s.level == level]
 
     def part(self, programs: int, s: SharedSum | None = None) -> int:
         """The elements of a shared sum, or states, that each program computes in a step."""
-        loop = self.loop
-        if self.owned:
-            return _sets(loop, programs) * (loop.count(loop.coupled) if s is None else s.of_a_set)
-        return -(-loop.count(loop.lanes if s is None else s.variables) // programs)
+        return -(-self.loop.count(self.loop.lanes if s is None else s.variables) // programs)
 
     @property
     def levels(self) -> int:
         return max((s.level + 1 for s in self.sums), default=0)
 
 
-def shared_sums(loop: SkewedLoop, programs: int, waiting: int, owned: bool = False) -> Sharing:
+def shared_sums(loop: SkewedLoop, programs: int, waiting: int) -> Sharing:
     """The loop with the sums apart that take less time so, although all wait for each other for as long as a program
-    goes through `waiting` points. `owned`: each program has whole sets of coupled lanes to itself."""
-    finder = _Finder(loop, programs, waiting, owned)
+    goes through `waiting` points."""
+    finder = _Finder(loop, programs, waiting)
     statement = map_values(loop.statement, lambda e: finder.visit(e, ()))
     if not finder.found:
         return Sharing(loop)
     names = tuple(s.statement.output for s in finder.found)
-    return Sharing(replace(finder.loop, statement=statement, shared=names), tuple(finder.found), owned)
-
-
-def sums_at_once(loop: SkewedLoop, most: int) -> SkewedLoop:
-    """The loop with sums of products with other such sums, which differ from lane to lane, as one sum over all
-    variables each, where a step adds up fewer terms than `most` so."""
-
-    def visit(e: Expr) -> Expr:
-        if not isinstance(e, Aggregate):
-            return rebuild(e, visit)
-        inner, terms = _factor_added_up(e, loop), loop.count((*loop.lanes, *e.bound))
-        found, whole = [], e
-        while inner is not None:
-            found.append(inner)
-            terms *= loop.count(inner.bound)
-            whole = _at_once(whole, inner, loop)
-            inner = _factor_added_up(whole, loop)
-        cost = _COSTLY if e.aggregation == "logsumexp" else 1
-        return whole if found and terms * cost < most else map_values(e, visit)
-
-    return replace(loop, statement=map_values(loop.statement, visit))
-
-
-def _factor_added_up(e: Aggregate, loop: SkewedLoop) -> Aggregate | None:
-    """The one factor that is itself aggregated as the whole is, over variables that no other factor has. What gradients
-    compare, extrema of sums, is added up in the same order at once."""
-    times = AGGREGATIONS[e.aggregation].times
-    dtype = expression_type(e.body, loop.types).dtype
-    if times is None or not is_floating(dtype) or dtype in NARROW:
-        return None
-    factors = operands_of(times, e.body)
-    inner = [f for f in factors if isinstance(f, Aggregate) and f.aggregation == e.aggregation]
-    if len(inner) != 1 or {*index_variables(inner[0])}.isdisjoint(loop.coupled):
-        return None
-    in_order = inner[0] is factors[0] and all(
-        x == _in_turn(times, operands_of(times, x)) for x in (e.body, inner[0].body)
-    )
-    if e.aggregation in ("max", "min") and not in_order:
-        return None
-    others = index_variables(*(f for f in factors if f is not inner[0]), *e.guards)
-    if expression_type(inner[0].body, loop.types).dtype != dtype:
-        return None
-    return inner[0] if {*inner[0].bound}.isdisjoint((*others, *e.bound)) else None
-
-
-def _at_once(e: Aggregate, inner: Aggregate, loop: SkewedLoop) -> Aggregate:
-    """Both sums as one, whose points run as the states lie that it reads."""
-    times = AGGREGATIONS[e.aggregation].times or ""
-    others = [f for f in operands_of(times, e.body) if f is not inner]
-    body = _in_turn(times, [*operands_of(times, inner.body), *others])
-    places = index_variables(*(i for a in accesses_in(body) if a.tensor == loop.own for i in a.index))
-    bound = sorted((*inner.bound, *e.bound), key=lambda v: places.index(v) if v in places else len(places))
-    guard = all_of([*e.guards, *inner.guards])
-    return replace(e, body=body, bound=tuple(bound), guard=guard, constraints=(*e.constraints, *inner.constraints))
-
-
-def _in_turn(function: str, args: Sequence[Expr]) -> Expr:
-    return functools.reduce(lambda a, b: Call(function, (a, b)), args)
-
-
-def step_work(sharing: Sharing, programs: int, waiting: int) -> int:
-    """Points that a program goes through in a step, waiting included."""
-    loop = sharing.loop
-    parts = [(sharing.part(programs, s), s.statement.body) for s in sharing.sums]
-    parts += [(sharing.part(programs), e) for e in loop.roots]
-    return sum(elements * work(loop, e) for elements, e in parts) + (sharing.levels + 1) * waiting
+    return Sharing(replace(finder.loop, statement=statement, shared=names), tuple(finder.found))
 
 
 def work(loop: SkewedLoop, e: Expr) -> int:
@@ -165,8 +89,8 @@ def work(loop: SkewedLoop, e: Expr) -> int:
 
 
 class _Finder:
-    def __init__(self, loop: SkewedLoop, programs: int, waiting: int, owned: bool):
-        self.loop, self.programs, self.waiting, self.owned = loop, programs, waiting, owned
+    def __init__(self, loop: SkewedLoop, programs: int, waiting: int):
+        self.loop, self.programs, self.waiting = loop, programs, waiting
         self.found: list[SharedSum] = []
         self._known: dict[Expr, Expr] = {}
         self._used = all_variables(loop.statement)
@@ -183,9 +107,7 @@ class _Finder:
         return e
 
     def _variables(self, e: Aggregate) -> tuple[str, ...]:
-        """Those of sets of lanes first."""
-        found = [v for v in index_variables(e) if v != self.loop.time]
-        return tuple(sorted(found, key=lambda v: v not in self.loop.parallel) if self.owned else found)
+        return tuple(v for v in index_variables(e) if v != self.loop.time)
 
     def _pays(self, e: Aggregate, around: Sequence[Aggregate]) -> bool:
         loop, variables = self.loop, self._variables(e)
@@ -195,17 +117,11 @@ class _Finder:
         if not variables or t.weak or not is_floating(t.dtype) or not set(variables) <= loop.extent.keys():
             return False
         among = not {*variables}.isdisjoint(loop.coupled)
-        if self.owned and not (among and {v for v in loop.parallel if loop.extent[v] > 1} <= {*variables}):
-            return False  # what all lanes of a block have in common, it computes once
-        own, sets = work(loop, e), _sets(loop, self.programs)
+        own, sets = work(loop, e), -(-loop.count(loop.parallel) // self.programs)
         lanes = loop.count(loop.coupled) if among else 1
         alone = sets * lanes * math.prod(loop.count(a.bound) for a in around) * own
-        elements = sets * self._of_a_set(variables) if self.owned else -(-loop.count(variables) // self.programs)
-        together = elements * own + self.waiting
+        together = -(-loop.count(variables) // self.programs) * own + self.waiting
         return alone > _GAIN * together
-
-    def _of_a_set(self, variables: Sequence[str]) -> int:
-        return self.loop.count([v for v in variables if v not in self.loop.parallel])
 
     def _apart(self, e: Aggregate) -> Access:
         loop, variables = self.loop, self._variables(e)
@@ -226,12 +142,5 @@ class _Finder:
         read = {x.tensor for x in accesses_in(body)}
         level = max((s.level + 1 for s in self.found if s.statement.output in read), default=0)
         sizes = tuple(map(Int, shape))
-        self.found.append(
-            SharedSum(Statement(name, place(own), sizes, body, "assign"), own, level, self._of_a_set(variables))
-        )
+        self.found.append(SharedSum(Statement(name, place(own), sizes, body, "assign"), own, level))
         return Access(name, place(variables))
-
-
-def _sets(loop: SkewedLoop, programs: int) -> int:
-    """The sets of coupled lanes that a program owns."""
-    return -(-loop.count(loop.parallel) // programs)

@@ -283,12 +283,9 @@ class StepWriter:
         own = {w: k.names.fresh(w) for w in ("acc", "top", "total", "new_top", "highest", "scaled", "value", "red")}
         accumulator = replace(accumulator, names=tuple(own.items()))
         alone = count > FEW_SUMMED_POINTS and not frame.dimensions(frozenset(index_variables(e)))
-        spare = not alone and self._is_alike(e, frame)
-        if alone or spare:
-            points = 1 if alone else int(k.constants[self.blocks[frame.axes[1]]])
-        tiled = count > FEW_SUMMED_POINTS and (alone or len(frame.axes) == 1 or spare)
-        spare = spare and tiled
-        most = min(MOST_IN_BLOCK, 32 * self.warps * MOST_PER_THREAD) if alone or spare else MOST_IN_BLOCK
+        points = 1 if alone else points
+        tiled = count > FEW_SUMMED_POINTS and (alone or len(frame.axes) == 1)
+        most = min(MOST_IN_BLOCK, 32 * self.warps * MOST_PER_THREAD) if alone else MOST_IN_BLOCK
         size = max(1, min(power_of_two(count), most // points)) if tiled else 1
         if self.together and size < count and not self._has_vectors(e):
             size = max(1, min(size, 32 * self.warps * MOST_ADDRESSES // points))
@@ -302,9 +299,6 @@ class StepWriter:
             self.blocks[red] = block
             if alone:
                 tails, axes = {}, [red]
-            elif spare:
-                tails.pop(axes[0], None)
-                axes[0] = red
             else:
                 axes.append(red)
             if count % size:
@@ -316,7 +310,7 @@ class StepWriter:
             rows = (
                 tiled and not alone and e.aggregation == "logsumexp"
             )  # whose terms are best combined a block at a time
-            k.add(*accumulator.start(f"({self.blocks[axes[1 - along]]},)" if rows else shape))
+            k.add(*accumulator.start(f"({self.blocks[axes[0]]},)" if rows else shape))
             k.scopes.append(Scope())
         lines = k.scopes[0 if whole else -1].lines
         lines.append(assign(red, self._summed_place("" if whole else first, block if tiled else None)))
@@ -342,7 +336,7 @@ class StepWriter:
             k.close(first, f"range(0, {total}, {block})" if tiled else f"range(0, {total})")
             if tiled and not rows:
                 k.add(*accumulator.reduce(along))
-        result = f"{accumulator.result()}[None, :]" if spare else accumulator.result()
+        result = accumulator.result()
         if t.dtype in NARROW:
             result = f"{result}.to({triton_type(t.dtype)}).to(tl.float32)"
         name = k.names.fresh("aggregate")
@@ -362,12 +356,6 @@ class StepWriter:
         """Whether rows of all that is read begin at whole vectors, so that several elements have one address."""
         strides = (n for a in accesses_in(e.body) for n in self.kernel.strides[a.tensor])
         return all(n == 1 or n % SPECIALISED == 0 for n in strides)
-
-    def _is_alike(self, e: Aggregate, frame: StepFrame) -> bool:
-        """Is an aggregation inside another the same for all lanes? Then its points take their place in the block."""
-        if len(frame.axes) != 2 or self.blocks.get(frame.axes[1]) not in self.kernel.constants:
-            return False
-        return frame.axes[0] not in frame.dimensions(frozenset(index_variables(e)))
 
 
 def reached(roots: Sequence[Expr]) -> list[Expr]:

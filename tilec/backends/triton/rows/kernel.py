@@ -28,7 +28,6 @@ from tilec.backends.triton.rows.tiling import stay_in_cache
 from tilec.backends.triton.rows.walks import (
     NOTHING,
     RowTiling,
-    blocks_inside,
     fills_blocks,
     levels,
     read_again,
@@ -202,7 +201,7 @@ class RowWriter(BlockValues):
         k.assign("down", self.k.program())
         end = "span"
         if self.aligned is None:
-            end = self._end()
+            end = self._count(group.columns)
         else:
             begin(k, self.aligned, self._count(group.columns))
         self._rows_at_once()
@@ -310,8 +309,6 @@ class RowWriter(BlockValues):
 
     def _position(self, name: str, variables: tuple[str, ...], start: str, end: str | None = None) -> None:
         k, block = self.k, {"row": "BM", "col": "BN"}[name]
-        if name == "col" and start == "first" and (outer := blocks_inside(self.group, self.tiling)):
-            return self._position_inside(variables, outer)
         place = f"{start} + tl.arange(0, {block})"
         k.assign(name, place if name == "row" or self.tiling.vectors else f"tl.multiple_of({place}, 1)")
         if self.aligned is None:
@@ -322,32 +319,6 @@ class RowWriter(BlockValues):
         if name == "col" and self.tiling.columns >= 4:
             k.quarters[name] = f"{start} // 4 + tl.arange(0, BN // 4)"
         k.decode(Axis(name, variables, block))
-
-    def _position_inside(self, columns: tuple[str, ...], outer: tuple[str, ...]) -> None:
-        """The position of a block among columns that share the values of `outer`."""
-        k = self.k
-        inner = [v for v in columns if v not in outer]
-        name, step = k.names.fresh("outer"), self._step(inner)
-        k.assign(name, f"first // ({step})")
-        k.assign("col", f"first % ({step}) + tl.arange(0, BN)")
-        if not self.filled:
-            k.assign("col_in", f"col < {self._count(inner)}")
-        if self.tiling.columns >= 4:
-            k.quarters["col"] = f"first % ({step}) // 4 + tl.arange(0, BN // 4)"
-        k.decode(Axis(name, outer, None))
-        k.decode(Axis("col", tuple(inner), "BN"))
-
-    def _step(self, inner: Sequence[str]) -> str:
-        """How far blocks go in columns that share the values of the outer ones: the last one may overhang."""
-        count = self._count(inner)
-        return count if self.group.count(inner) % self.tiling.columns == 0 else f"tl.cdiv({count}, BN) * BN"
-
-    def _end(self) -> str:
-        """Where a walk over blocks of columns ends."""
-        columns, outer = self.group.columns, blocks_inside(self.group, self.tiling)
-        inner = [v for v in columns if v not in outer]
-        filled = not outer or self.group.count(inner) % self.tiling.columns == 0
-        return self._count(columns) if filled else f"{self._count(outer)} * ({self._step(inner)})"
 
     def _count(self, variables: Sequence[str]) -> str:
         return self.k.count([v for v in variables if self.group.extent[v] > 1])

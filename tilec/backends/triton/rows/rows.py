@@ -21,7 +21,7 @@ from tilec.backends.triton.rows.kernel import RowWalk, RowWriter
 from tilec.backends.triton.rows.online_softmax import Rescaled, rescaled
 from tilec.backends.triton.rows.shifted_variance import centred
 from tilec.backends.triton.rows.tiling import choose_row_tiling, odd
-from tilec.backends.triton.rows.walks import NOTHING, RowTiling, blocks_inside, levels
+from tilec.backends.triton.rows.walks import NOTHING, RowTiling, levels
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.naming import unlike
@@ -56,8 +56,9 @@ def row_launch(
     if tiling.form == "looped":
         made = rescaled(merged, merged_types)
         aligned = alignment(merged, merged_strides, merged_types, tiling.columns, misaligned)
-        inside = merged.count([v for v in merged.columns if v not in blocks_inside(merged, tiling)])
-        first = min(tiling.columns, inside) if aligned is None else tiling.columns - aligned.vector
+        first = (
+            min(tiling.columns, merged.count(merged.columns)) if aligned is None else tiling.columns - aligned.vector
+        )
         about = centred(made.group, made.types, first)
         kept = {**made.maxima, **made.places}
         if levels(about.group, kept, about.heads).depth < levels(made.group, kept).depth:

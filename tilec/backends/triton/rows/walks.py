@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tilec.backends.triton.fusion.groups import Group
-from tilec.backends.triton.plan.sizes import MOST_OVERHANG, WHOLE_VECTOR, rounded_up
+from tilec.backends.triton.plan.sizes import rounded_up
 from tilec.ir.program import index_variables, value_accesses, variables_of
 from tilec.ir.symbolic import is_symbolic
 
@@ -82,26 +82,9 @@ def full_reads(group: Group) -> set[str]:
     }
 
 
-def blocks_inside(group: Group, tiling: RowTiling) -> tuple[str, ...]:
-    """The leading variables of columns that have one value in each block of a walk: what they alone index is read once
-    for a block, such as the scale of a channel. Their blocks fill what follows, or overhang it a little, where it is
-    whole vectors, as rows are."""
-    many = [v for v in group.columns if group.extent[v] > 1]
-    inside = [(tuple(many[:p]), group.count(many[p:])) for p in range(len(many) - 1, 0, -1)]
-    for outer, count in inside:
-        if count % tiling.columns == 0:
-            return outer
-    for outer, count in inside:
-        whole = not is_symbolic(count) and count % WHOLE_VECTOR == 0
-        if whole and rounded_up(count, tiling.columns) <= MOST_OVERHANG * count and tiling.columns > 1:
-            return outer
-    return ()
-
-
 def fills_blocks(group: Group, tiling: RowTiling) -> bool:
     """Whether a walk's blocks of columns are all whole, of sizes that are known."""
-    outer = blocks_inside(group, tiling)
-    count = group.count([v for v in group.columns if v not in outer])
+    count = group.count(group.columns)
     return tiling.form == "looped" and not is_symbolic(count) and count % tiling.columns == 0
 
 

@@ -22,8 +22,6 @@ from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import build_space
 from tilec.backends.triton.plan.plan import Allocate, Once, Release, Step, TorchLines
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, contiguous
-from tilec.backends.triton.scatter.as_products import LookedAt, adds_up, as_product, in_turn
-from tilec.backends.triton.scatter.corners import corners
 from tilec.backends.triton.scatter.exact import exact_steps
 from tilec.backends.triton.scatter.fixed_point import Fixed, fixed_steps
 from tilec.backends.triton.scatter.places import Margins, PointPlaces, whole_axis
@@ -53,7 +51,6 @@ class ScatterContext:
     int64_index: bool
     carry: StatementPlanner
     fixed: frozenset[str] = frozenset()  # outputs of those that are added in fixed point
-    multiplies: Callable[[Statement, Types, Strides], bool] = lambda s, types, strides: False  # by tensor cores
 
 
 @dataclass(frozen=True)
@@ -77,13 +74,7 @@ def scattered(
         case Sorted():
             if found.runs.sparse and epilogue and (len(epilogue) > 1 or s.aggregation != "sum"):
                 return None  # what follows from an element that no point is written to is one statement
-            whole = found.runs.sparse or any(map(any, margins))
-            apart = None if whole else corners(s, context.types)
-            if apart is None:
-                return [*_others(found.runs, epilogue, context), *_combined([found], epilogue)]
-            strides = {m.output: context.strides[s.output] for m in apart.members}
-            context = replace(context, types=apart.types, strides={**context.strides, **strides})
-            return fused_scatters(apart.members, context, (apart.total, *epilogue), apart.margins)
+            return [*_others(found.runs, epilogue, context), *_combined([found], epilogue)]
         case Fixed():
             return fixed_steps([found], epilogue)
     return found
@@ -97,9 +88,6 @@ def fused_scatters(
 ) -> list[Step] | None:
     """Steps that compute several scatters, which nothing but the epilogue reads, and the epilogue in one kernel: it
     combines the runs of an element one scatter after the other. None where not all are sorted alike."""
-    product = _multiplied(statements, context, epilogue[0]) if len(epilogue) == 1 else None
-    if product is not None:
-        return product
     found = [_way(s, context, True, margins.get(s.output, ())) for s in statements]
     by_sort = [m for m in found if isinstance(m, Sorted)]
     fixed = [m for m in found if isinstance(m, Fixed)]
@@ -109,38 +97,6 @@ def fused_scatters(
     if any(r.sparse for r in runs):
         return None
     return fixed_steps(fixed, epilogue) if fixed else _combined(by_sort, epilogue)
-
-
-def _multiplied(
-    statements: Sequence[Statement], context: ScatterContext, total: Statement | None = None
-) -> list[Step] | None:
-    """Steps that compute a scatter, or the total of several, as products of matrices; None where it is none."""
-    types, output = context.types, (total or statements[0]).output
-    if total is not None and not adds_up(total, [s.output for s in statements]):
-        return None
-    if any(build_domain(s, types) is None for s in statements):
-        return None
-    members = [_looked_at(s, types) for s in statements]
-    stages = as_product(members, types, output) or in_turn(members, types, output, _looked_at)
-    if stages is None:
-        return None
-    made, known = stages
-    strides = {**context.strides, **{s.output: contiguous(known[s.output].shape) for s in made[:-1]}}
-    if not all(context.multiplies(s, known, strides) for s in made if s.aggregation == "sum"):
-        return None
-    between = [s.output for s in made[:-1]]
-    steps: list[Step] = [Allocate(name, known[name].shape, known[name].dtype) for name in between]
-    steps += [step for s in made for step in context.carry(s, s, known, strides)]
-    return [*steps, Release(tuple(between))]
-
-
-def _looked_at(s: Statement, types: Types) -> LookedAt:
-    domain = build_domain(s, types)
-    assert domain is not None
-    places = PointPlaces.of(domain, types, False)
-    whole = [whole_axis(row, n, domain) for row, n in zip(places.rows, places.shape[: places.split], strict=False)]
-    named = tuple(row for row, v in zip(places.rows, whole, strict=False) if v is None)
-    return LookedAt(places.statement, domain, named)
 
 
 def _others(runs: Runs, epilogue: Sequence[Statement], context: ScatterContext) -> list[Step]:
@@ -181,10 +137,6 @@ def _way(
     found = Scatter.of(domain, PointPlaces.of(domain, context.types, sort), context)
     if sort:
         return found.sorted(margins)
-    # points of one scatter at few places are sorted sooner than multiplied (bicubic: 30 for 46 us)
-    product = _multiplied([s], context) if found.looks_at_all and not margins else None
-    if product is not None:
-        return None if sorted_only else product
     if found.looks_at_all:
         chosen, view = found.selected(), found.runs.view
         return None if sorted_only else context.carry(chosen, chosen, view.types, view.strides)

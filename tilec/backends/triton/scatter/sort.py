@@ -15,7 +15,6 @@ from tilec.backends.triton.emit.device_text import kernel_file
 from tilec.backends.triton.plan.device_info import TWO_A_MULTIPROCESSOR
 from tilec.backends.triton.plan.lines import CodeLine
 from tilec.backends.triton.plan.plan import Allocate, Launch, Pointer, Release, Step
-from tilec.backends.triton.plan.sizes import power_of_two
 from tilec.backends.triton.plan.source import KernelFunction
 from tilec.backends.triton.scatter.sort_text import (
     KEY_SHIFT,
@@ -23,7 +22,6 @@ from tilec.backends.triton.scatter.sort_text import (
     counts_of_digits,
     digit_offsets,
     first_places,
-    permute_in_one_pass,
     permute_points,
     ranks_of_points,
     runs_of_points,
@@ -39,7 +37,6 @@ SMALL_SORT, FEW_TOGETHER = 2**16, 256  # with the shortest digits, up to so many
 FEWEST_BITS, MOST_BITS = 8, 11  # of a digit: with more, a block has more digits than points
 FEW_OF_A_WARP, MANY_OF_A_WARP = 128, 256  # points that are moved; that are counted where not all programs run at once
 BLOCKS_AT_ONCE, DIGITS_BESIDE = 256, 8  # counts that a program adds up at a time: 32 bytes of each block's
-COUNTS_AT_ONCE = 2**14  # that each program adds up again, of all blocks, where keys are one digit
 SEARCHED = 128  # positions whose first points a program looks for, one a thread: steps of two follow each other
 
 
@@ -131,7 +128,7 @@ def sort_steps(sort: Sort) -> list[Step]:
     return [
         *(Allocate(n, (sort.points,), "int64") for n in sort.moved),
         Allocate(sort.starts, (2 * sort.points if sort.sparse else sort.count + 1,), sort.dtype),
-        *(_by_comparing(sort) if sort.points <= FEW else _in_one_pass(sort) or _by_digits(sort)),
+        *(_by_comparing(sort) if sort.points <= FEW else _by_digits(sort)),
     ]
 
 
@@ -163,30 +160,6 @@ def _search(sort: Sort) -> Launch:
 def _named(moved: Sequence[str]) -> dict[str, str]:
     """What kernels call these."""
     return dict(zip(("placed", "order")[-len(moved) :], moved, strict=True))
-
-
-def _in_one_pass(sort: Sort) -> list[Step] | None:
-    """Keys of one digit, few blocks of points: two launches. None where it is not so."""
-    blocks, digits = -(-sort.points // sort.together), 2 ** max(sort.bits)
-    if len(sort.bits) > 1 or power_of_two(blocks) * digits > COUNTS_AT_ONCE:
-        return None
-    counts, before, less = map(sort.name, ("counts", "before", "less"))
-    tensors = {"keys": sort.keys, "counts": counts, "before": before}
-    sizes, numbers = {"BLOCK": sort.together, "DIGITS": digits}, {"points": sort.points, "number": 0, "shift": 0}
-    # what a pass before has moved and totals are read by later passes alone, of which there are none
-    own = {**tensors, "less": less, "totals": sort.keys, "earlier": sort.order}
-    moved = {**tensors, **_named(sort.moved), "starts": sort.starts}
-    grid, warps = (blocks, 1, 1), sort.moving
-    there = {**sort.moved_together, "BLOCKS": power_of_two(blocks), "DIGITS": digits}
-    last = {**numbers, "blocks": blocks, "count": sort.count}, there
-    return [
-        Allocate(counts, (blocks, digits), sort.dtype),
-        Allocate(before, (blocks, digits), "int32"),
-        Allocate(less, (blocks,), "int32"),
-        _launch(sort, "sort_digits", counts_of_digits, own, numbers, sizes, grid, warps),
-        _launch(sort, "sort_in_one_pass", permute_in_one_pass, moved, *last, grid, warps),
-        Release((counts, before, less)),
-    ]
 
 
 def _by_digits(sort: Sort) -> list[Step]:

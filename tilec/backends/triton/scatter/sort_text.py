@@ -211,26 +211,6 @@ def permute_points(kind: str) -> list[CodeLine]:
     ]
 
 
-def permute_in_one_pass(kind: str) -> list[CodeLine]:
-    """The same where keys are one digit and blocks few: each program adds up the counts of all of them."""
-    return [
-        *_block(kind),
-        *_FIRST_DIGIT,
-        *_SORTED,
-        assign("one", "tl.arange(0, DIGITS)"),
-        assign("beside", "tl.arange(0, BLOCKS)[:, None]"),
-        assign("known", "tl.broadcast_to(beside < blocks, (BLOCKS, DIGITS))"),
-        assign("each", "tl.load(counts + beside * DIGITS + one[None, :], mask=known, other=0)"),
-        assign("total", "tl.sum(each, 0)"),
-        assign("earlier", "tl.sum(tl.where(beside < block, each, 0), 0)"),
-        assign("base", "tl.gather(tl.cumsum(total) - total + earlier, digit, 0)"),
-        assign("target", "base - tl.load(before + block * DIGITS + digit) + lane"),
-        *_first_point(kind),
-        *_store_point(kind),
-        If(f"{PROGRAM[0]} == 0", (StoreLine("starts + one", "tl.cumsum(total)", "one <= count"),)),
-    ]
-
-
 def _block(kind: str) -> tuple[CodeLine, ...]:
     return (
         assign("block", f"{PROGRAM[0]}.to({kind})"),

@@ -54,7 +54,7 @@ from tilec.backends.triton.schedule.banded import recognise_banded
 from tilec.backends.triton.schedule.candidates import by_library, steps_of
 from tilec.backends.triton.schedule.exponential_products import exponential_steps
 from tilec.backends.triton.schedule.on_sums import in_one_launch, on_sums
-from tilec.backends.triton.schedule.problem import Problem, is_multiplied, needs_int64_index, problem_of, stages_of
+from tilec.backends.triton.schedule.problem import Problem, needs_int64_index, problem_of, stages_of
 from tilec.backends.triton.schedule.sliding import recognise_sliding
 from tilec.ir.infer import expression_type
 from tilec.ir.program import Statement, kept_with, reads
@@ -104,8 +104,7 @@ def _scattered(
 ) -> list[Step] | None:
     int64_index = needs_int64_index((flat, *epilogue), types, strides, None)
     carry, margins = partial(statement_steps, setting=setting), setting.margins.get(flat.output, ())
-    multiplies = partial(is_multiplied, setting=setting)
-    context = ScatterContext(types, strides, int64_index, carry, setting.fixed, multiplies)
+    context = ScatterContext(types, strides, int64_index, carry, setting.fixed)
     products = None if margins else group_sum_steps(flat, context, setting, epilogue)
     return products or scattered(flat, context, epilogue, margins)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from tilec.backends.triton.iteration.coalesce import StridedView, coalesce
 from tilec.backends.triton.iteration.space import Space, build_space
-from tilec.backends.triton.matmul.dot import MatrixProduct, pairwise, recognise_dot, variables_outside, worthwhile
+from tilec.backends.triton.matmul.dot import MatrixProduct, pairwise, recognise_dot, variables_outside
 from tilec.backends.triton.matmul.precompute_operands import products_before_sums
 from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import NARROWEST, Strides, needs_int64_positions
@@ -90,9 +90,3 @@ def needs_int64_index(statements: Sequence[Statement], types: Types, strides: St
     """Whether some tensor that the statements touch, or the reduction, needs 64-bit positions."""
     many = space is not None and bool(space.classes) and space.count(space.reductions) > NARROWEST
     return many or needs_int64_positions(statements, types, strides)
-
-
-def is_multiplied(s: Statement, types: Types, strides: Strides, setting: Setting) -> bool:
-    """Whether tensor cores have enough to do for a statement."""
-    p = problem_of(s, s, types, strides, setting)
-    return p is not None and p.product is not None and worthwhile(p.product.dot, p.product.space)

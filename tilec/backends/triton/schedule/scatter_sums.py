@@ -11,7 +11,7 @@ from tilec.backends.triton.plan.plan import Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
 from tilec.backends.triton.scatter.scatter import ScatterContext, fused_scatters
 from tilec.backends.triton.schedule.families import statement_steps
-from tilec.backends.triton.schedule.problem import is_multiplied, needs_int64_index
+from tilec.backends.triton.schedule.problem import needs_int64_index
 from tilec.ir.program import Program, Statement, reads
 from tilec.ir.types import Types
 
@@ -54,8 +54,7 @@ def sum_steps(found: ScatterSum, types: Types, strides: Strides, setting: Settin
     """Steps that compute a sum's members and its epilogue in one kernel; None where they have no such form."""
     int64_index = needs_int64_index((*found.members, *found.epilogue), types, strides, None)
     carry = partial(statement_steps, setting=setting)
-    multiplies = partial(is_multiplied, setting=setting)
-    context = ScatterContext(types, strides, int64_index, carry, setting.fixed, multiplies)
+    context = ScatterContext(types, strides, int64_index, carry, setting.fixed)
     return fused_scatters(found.members, context, found.epilogue, setting.margins)
 
 
