@@ -75,7 +75,9 @@ def are_operands(factors: Sequence[Expr], s: Statement, types: Types) -> bool:
 def spell_truth(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:
     """`any(A[i, k] & B[k, j])`, a product of matrices, by how many points hold; `all(A[i, k] | B[k, j])` likewise."""
     inner, holds = ("and", "ne") if s.aggregation == "any" else ("or", "eq")
-    parts = [c if expression_type(c, types).dtype == "bool" else call("ne", c, Int(0)) for c in operands_of(inner, s.body)]
+    parts = [
+        c if expression_type(c, types).dtype == "bool" else call("ne", c, Int(0)) for c in operands_of(inner, s.body)
+    ]
     if s.guards or s.constraints or s.default is not None or not are_operands(parts, s, types):
         return [s]
     stored: list[Statement] = []
@@ -83,8 +85,14 @@ def spell_truth(s: Statement, bound: tuple[str, ...], types: Types, names: Names
         c = call("not", c) if inner == "or" else c
         if not isinstance(c, Access):
             sizes = {e.name: n for e, n in axis_places(accesses_in(c), types) if isinstance(e, Index)}
-            sizes = dict(sorted(sizes.items(), key=lambda at: Index(at[0]) not in (s.index or ())))  # as 8 bits multiply
-            own = names.fresh(f"{s.output}_{('left', 'right')[k]}"), tuple(map(Index, sizes)), tuple(map(Int, sizes.values()))
+            sizes = dict(
+                sorted(sizes.items(), key=lambda at: Index(at[0]) not in (s.index or ()))
+            )  # as 8 bits multiply
+            own = (
+                names.fresh(f"{s.output}_{('left', 'right')[k]}"),
+                tuple(map(Index, sizes)),
+                tuple(map(Int, sizes.values())),
+            )
             stored.append(Statement(*own, c))
             c = Access(*own[:2])
         parts[k] = c
