@@ -1,4 +1,4 @@
-"""mean, argmax and argmin by way of sum, max and min; any and all of two matrices by sums. Each function gives the statements that take the place of one."""
+"""mean, argmax, argmin, and any and all of two matrices, by others. Each function gives what takes the place of one."""
 
 from __future__ import annotations
 

@@ -216,13 +216,8 @@ class TritonScalars(ScalarWriter):
         for place, test in ((0, e.function), (1, MIRRORED[e.function])):
             x, n = of_negated_magnitude(e.args[place]), args[1 - place].number
             common = promote(*(a.type for a in args)).dtype
-            if (
-                x is None
-                or n is None
-                or is_open_number(n)
-                or not is_integer(common)
-                or common != compute_dtype_of(common)
-            ):
+            known = x is not None and n is not None and not is_open_number(n)
+            if x is None or n is None or not known or not is_integer(common) or common != compute_dtype_of(common):
                 continue
             if args[place].type.dtype == common and torch.iinfo(getattr(torch, common)).min < n <= 0:
                 value = self.frame.assign("t", self.tensor(self.value(x), common), args[place].variables)

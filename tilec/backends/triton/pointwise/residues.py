@@ -280,17 +280,13 @@ class ResidueWriter(OutputsKernel):
     def __init__(self, found: Residues, results: Sequence[Computed], view: StridedView, beside: int = 0):
         many, first = len(results), results[0]
         made = [class_elements(found, r.space, view.types) for r in results]
-        elements = [
-            replace(e, result=n) for at in zip(*(m.elements for m in made), strict=True) for n, e in enumerate(at)
-        ]
+        elements = _side_by_side([m.elements for m in made])
         super().__init__(made[0].space, view, elements, results, exact=True)
         written = view.types[first.output]
         narrow, channels = written.dtype in NARROW, first.space.largest(first.space.outputs[-1])
         single = narrow and channels % 2 != 0
         self.k.places_shared = self.k.places_shared and not single  # see `Kernel`
-        self.joined = [
-            replace(e, result=n) for at in zip(*(m.joined for m in made), strict=True) for n, e in enumerate(at)
-        ]
+        self.joined = _side_by_side([m.joined for m in made])
         self.last = found.last
         points = [(e * many + n, s) for n, m in enumerate(made) for e, s in m.points]
         self.points = sorted(points, key=lambda point: point[0])
@@ -324,16 +320,14 @@ class ResidueWriter(OutputsKernel):
         for g, element in enumerate(self.joined):
             r = self.computed[element.result]
             of = range(g // many * n * many + element.result, (g // many + 1) * n * many, many)
-            own = dtype = self.sums[of[0]].dtype
-            if not r.epilogue:
-                dtype = self.view.types[r.output].dtype
+            own = self.sums[of[0]].dtype
+            dtype = own if r.epilogue else self.view.types[r.output].dtype
             cast = f".to({triton_type(dtype)})" if dtype != own else ""
             blocks = [f"tl.broadcast_to({values[e]}, (BM, BN)){cast}" for e in of]
             while len(blocks) > 1:
                 half = len(blocks) // 2
                 blocks = [f"tl.join({a}, {b})" for a, b in zip(blocks[:half], blocks[half:], strict=True)]
-            shape = f"(BM, BN * {n})"
-            given = {} if element.result == 0 else given
+            shape, given = f"(BM, BN * {n})", given if element.result else {}
             self.store(element, f"tl.reshape({blocks[0]}, {shape})", dtype, frame, shape, given)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
@@ -341,6 +335,10 @@ class ResidueWriter(OutputsKernel):
 
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
         return self.points
+
+
+def _side_by_side(made: Sequence[Sequence[Element]]) -> list[Element]:
+    return [replace(e, result=n) for at in zip(*made, strict=True) for n, e in enumerate(at)]
 
 
 def _joint_box(space: Space) -> Space:
