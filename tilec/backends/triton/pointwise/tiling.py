@@ -279,8 +279,7 @@ def _filled(tiling: PointwiseTiling, space: Space, view: StridedView) -> Pointwi
     (rows, down), (last, bn) = tiling.axes
     shared = any(own == {last[-1]} for own in _walked_variables(space))
     element = size_in_bytes(replace(view.types[space.statement.output], shape=()))
-    least = 32 * tiling.warps * 16 // element if shared else NARROWEST_FILLED
-    narrow = filled_block(space.largest(last[0]), bn, least, None if shared else NARROWEST_BLOCK)
+    narrow = filled_block(space.largest(last[0]), bn, 32 * tiling.warps * 16 // element if shared else NARROWEST_FILLED)
     many = space.count(rows) >= down * (bn // narrow)
     return replace(tiling, axes=((rows, down * (bn // narrow)), (last, narrow))) if many else tiling
 
