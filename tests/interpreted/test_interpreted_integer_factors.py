@@ -140,29 +140,3 @@ def test_truths_are_multiplied(name, n):
     np.testing.assert_array_equal(f(*inputs).numpy(), tilec.interpret(TRUTHS[name], *(t.numpy() for t in inputs)))
     large = f.lower(*(tilec.spec((512, 512), str(t.dtype)[6:]) for t in inputs), target="sm_90")
     assert any("tl.dot(" in k.source for k in large.kernels)
-
-
-OF_MATRICES = {  # text of the function (A[B, I, K], C[B, K, J], P[I, K], Q[J, K])
-    "any": "O[i, j : I, J] = any(P[i, k] > 0.5 & Q[j, k] > 0.5)",
-    "any of batches": "O[b, i, j : B, I, J] = any(A[b, i, k] == 1 & C[b, k, j] == 2)",
-    "all of either": "O[i, j : I, J] = all(P[i, k] < 1 | Q[j, k] < 0.5)",
-    "numbers as truths": "O[b, i, j : B, I, J] = any((A[b, i, k] - 1) & C[b, k, j] == 0)",
-    "inside of an expression": "O[i, j : I, J] = any(P[i, k] > 1 & Q[j, k] > 1) ? P[i, 0] : Q[j, 0]",
-    "one side alone": "O[i, j : I, J] = any(P[i, k] > 1 & Q[j, k] > 1 & Q[j, k] < 2)",
-}
-
-
-@pytest.mark.parametrize("text", OF_MATRICES.values(), ids=OF_MATRICES)
-@pytest.mark.parametrize("terms", [16, 33])
-@pytest.mark.covering
-def test_truths_of_two_matrices(text, terms):
-    """Products of matrices, whose points are counted; of fewer conditions or more, point by point."""
-    source = f"function (A[B, I, K], C[B, K, J], P[I, K], Q[J, K]) -> (O) {{ {text}; }}"
-    g = torch.Generator().manual_seed(terms)
-    a, c = (torch.randint(3, shape, generator=g).to(torch.int8) for shape in ((2, 17, terms), (2, terms, 24)))
-    p, q = floats(17, terms), floats(24, terms)
-    f = tilec.compile(source, backend="triton")
-    wanted = tilec.compile(source, backend="torch")(a, c, p.double(), q.double())
-    assert torch.equal(f(a, c, p, q).double(), wanted.double())
-    names = [k.name for k in f.lower(a, c, p, q).kernels]
-    assert any("count" in name for name in names) == ("< 2" not in text)

@@ -1,23 +1,22 @@
-"""mean, argmax, argmin, and any and all of two matrices, by others. Each function gives what takes the place of one."""
+"""mean, argmax and argmin by way of sum, max and min. Each function gives the statements that take the place of one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from tilec.ir.constraining import constraining
 from tilec.ir.functions import call, operands_of
 from tilec.ir.index import Affine, integer
 from tilec.ir.infer import expression_type, once, own_shapes, statement_type
-from tilec.ir.program import Access, Expr, Float, Index, Inside, Int, Statement, accesses_in
+from tilec.ir.program import Access, Expr, Float, Index, Inside, Int, Statement
 from tilec.ir.types import NARROW, ElementType, TensorType, Types, is_floating
 from tilec.lattice.sets import Box, bounds, bounds_of, domain, is_box, sizes_of
 from tilec.transforms.simplify.keep_variables import combined_condition, keep_variables
 from tilec.transforms.util.broadcast import Axes, axes
 from tilec.transforms.util.factors import widened_body
 from tilec.transforms.util.naming import Names
-from tilec.transforms.util.ranges import axis_places
 
 FEWEST_OF_MATRIX = 16  # rows, columns and terms of a product of matrices
 
@@ -49,59 +48,23 @@ def spell_mean(s: Statement, bound: tuple[str, ...], types: Types, names: Names)
 def _is_matrix_product(s: Statement, types: Types) -> bool:
     """Whether a sum is a product of matrices, of rows, columns and terms enough for a library's."""
     factors = operands_of("mul", s.body)
-    if not all(isinstance(f, Access) for f in factors) or s.guards or s.constraints or s.default:
+    if len(factors) != 2 or not all(isinstance(f, Access) for f in factors) or s.guards or s.constraints or s.default:
         return False
-    elements = {types[f.tensor].dtype for f in factors if isinstance(f, Access)}
-    return len(elements) == 1 and is_floating(*elements) and are_operands(factors, s, types)
-
-
-def are_operands(factors: Sequence[Expr], s: Statement, types: Types) -> bool:
-    """Whether two factors are operands of a product of matrices, of rows, columns and terms enough for tensor cores."""
-    if len(factors) != 2:
-        return False
+    left, right = (f for f in factors if isinstance(f, Access))
     sizes: list[dict[str, int]] = []
-    for f in factors:
-        places = list(axis_places(accesses_in(f), types))
-        if not places or not all(isinstance(e, Index) for e, _ in places):
+    for a in (left, right):
+        if not is_floating(types[a.tensor].dtype) or not all(isinstance(e, Index) for e in a.index):
             return False
-        sizes.append({e.name: n for e, n in places if isinstance(e, Index)})
+        sizes.append({e.name: n for e, n in zip(a.index, types[a.tensor].shape, strict=True) if isinstance(e, Index)})
     written = {e.name for e in s.index or () if isinstance(e, Index)}
     rows, columns = (sizes[k].keys() & written - sizes[1 - k].keys() for k in (0, 1))
     summed = sizes[0].keys() - written
     counts = [math.prod(sizes[k][v] for v in names) for k, names in ((0, rows), (1, columns), (0, summed))]
-    return summed == sizes[1].keys() - written and min(counts) >= FEWEST_OF_MATRIX
-
-
-def spell_truth(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:
-    """`any(A[i, k] & B[k, j])`, a product of matrices, by how many points hold; `all(A[i, k] | B[k, j])` likewise."""
-    inner, holds = ("and", "ne") if s.aggregation == "any" else ("or", "eq")
-    parts = [
-        c if expression_type(c, types).dtype == "bool" else call("ne", c, Int(0)) for c in operands_of(inner, s.body)
-    ]
-    if s.guards or s.constraints or s.default is not None or not are_operands(parts, s, types):
-        return [s]
-    stored: list[Statement] = []
-    for k, c in enumerate(parts):
-        c = call("not", c) if inner == "or" else c
-        if not isinstance(c, Access):
-            sizes = {e.name: n for e, n in axis_places(accesses_in(c), types) if isinstance(e, Index)}
-            sizes = dict(
-                sorted(sizes.items(), key=lambda at: Index(at[0]) not in (s.index or ()))
-            )  # as 8 bits multiply
-            own = (
-                names.fresh(f"{s.output}_{('left', 'right')[k]}"),
-                tuple(map(Index, sizes)),
-                tuple(map(Int, sizes.values())),
-            )
-            stored.append(Statement(*own, c))
-            c = Access(*own[:2])
-        parts[k] = c
-    body = call("select", call("and", *parts), Int(1), Int(0))
-    count = replace(s, output=names.fresh(f"{s.output}_count"), body=body, aggregation="sum", attributes=())
-    target = statement_type(s, types)
-    whole = axes(target.shape)
-    value = call(holds, whole.read(count.output, target.shape), Int(0))
-    return [*stored, count, _elementwise(s, whole, value, target, types, *stored, count)]
+    return (
+        types[left.tensor].dtype == types[right.tensor].dtype
+        and summed == sizes[1].keys() - written
+        and min(counts) >= FEWEST_OF_MATRIX
+    )
 
 
 def spell_extreme(s: Statement, bound: tuple[str, ...], types: Types, names: Names) -> list[Statement]:
@@ -132,8 +95,6 @@ DECOMPOSITIONS: dict[str, Callable[[Statement, tuple[str, ...], Types, Names], l
     "mean": spell_mean,
     "argmax": spell_extreme,
     "argmin": spell_extreme,
-    "any": spell_truth,
-    "all": spell_truth,
 }
 
 
