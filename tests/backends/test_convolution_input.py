@@ -1,4 +1,4 @@
-"""The gradient of a convolution by its input where each channel has a kernel of its own."""
+"""Convolutions of torch's in other forms: gradients of a channel each, frames of a signal."""
 
 import itertools
 
@@ -77,3 +77,27 @@ def test_filters_of_few_terms_are_not_torchs(channels, dtype, wrt, ours):
     given = [tilec.spec(s, dtype) for s in (shapes if wrt else shapes[:2])]
     found = (f.grad(wrt) if wrt else f).lower(*given, target="sm_90")
     assert ("rt.convolution" not in found.source()) == ours
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "stride"), [(1000, 100, 40), (257, 64, 16), (300, 300, 300), (129, 65, 64)]
+)
+def test_frames_are_a_matrix(length: int, width: int, stride: int) -> None:
+    """Long windows of one channel that hardly overlap, on a GPU."""
+    x, k = numbers_of((3, 1, length)), numbers_of((5, 1, width))
+    wanted = torch.nn.functional.conv1d(x, k, stride=stride)
+    settings = (stride,), (0,), (1,), 1
+    found = runtime.convolution(x.as_subclass(OnGpu), k, *settings).as_subclass(torch.Tensor)
+    assert torch.equal(found, wanted)
+    assert found.mT.is_contiguous()  # a product of matrices, with channels as its columns
+    assert torch.equal(runtime.convolution(x, k, *settings), wanted)
+
+
+def numbers_of(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(sum(shape))).double()

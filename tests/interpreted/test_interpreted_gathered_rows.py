@@ -43,3 +43,17 @@ def test_rows_at_places(
     torch.testing.assert_close(f(*values, *places).double(), wanted, rtol=bound, atol=bound)
     text = f.lower(*values, *places).source()
     assert ("tl.static_range(0, STEPS * BR" in text) is (width == 39)
+
+
+@pytest.mark.parametrize("body", ["+(W[m, d] * U[T[m, d]])", ">(U[T[m, d]])", "+(U[T[m, d] - 1] - W[m, d])"])
+@pytest.mark.parametrize("width", [7, 27, 32, 39])
+def test_elements_at_places(body: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of short rows that begin anywhere: sparse rows of as many elements each."""
+    monkeypatch.setattr(tiling, "MANY_POINTS", 1)
+    source = f"function (W[M, D], U[N], T[M, D]) -> (Y) {{ Y[m : M] = {body}; }}"
+    g = torch.Generator().manual_seed(width)
+    w, u = torch.randn((EDGES, width), generator=g), torch.randn((ROWS,), generator=g)
+    t = torch.randint(-1, ROWS + 1, (EDGES, width), generator=g)
+    f = tilec.compile(source, backend="triton")
+    torch.testing.assert_close(f(w, u, t), tilec.compile(source, backend="torch")(w, u, t), rtol=1e-4, atol=1e-4)
+    assert ("tl.static_range(0, STEPS * BR" in f.lower(w, u, t).source()) is (width in (27, 39))

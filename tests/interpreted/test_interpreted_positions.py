@@ -75,3 +75,29 @@ def test_quotients_of_all_small_positions_are_those_of_float64():
         f = f"function (X[J]) -> (Y) {{ Y[j : J] = X[j] + (j * 257 + 1) / {n}; }}"
         x = torch.zeros(20000)
         assert torch.equal(tilec.compile(f, backend="triton")(x), tilec.compile(f, backend="torch")(x))
+
+
+POWERS = {  # the exponent, and whether it is squared up to
+    "from none": ("j", True),
+    "from -1": ("j - 1", True),
+    "backward": ("J - 1 - j", True),
+    "of few": ("j % 2 * 7", True),
+    "further below": ("j - 2", False),
+    "of many": ("j * 2", False),
+}
+
+
+@interpreted
+@pytest.mark.parametrize("name", POWERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.covering
+def test_powers_that_indices_say(name, dtype):
+    exponent, squared = POWERS[name]
+    source = f"function (X[I, J]) -> (Y) {{ Y[i, j : I, J] = pow(X[i, 0], {exponent}) + X[i, j] * 0.001; }}"
+    x = given((7, 9), dtype)
+    x[:4, 0] = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan])
+    f, wide = tilec.compile(source, backend="triton"), x.double()
+    bound = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
+    wanted = tilec.compile(source, backend="torch")(wide)
+    torch.testing.assert_close(f(x).double(), wanted, rtol=bound, atol=bound, equal_nan=True)
+    assert ("whole_power_(" in f.lower(x).source()) == squared

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tilec
-from tilec.backends.triton.pointwise import windows
+from tilec.backends.triton.pointwise import residues, windows
 from tilec.backends.triton.schedule import shared_reads
 
 pytestmark = pytest.mark.skipif(
@@ -45,6 +45,32 @@ CASES = {  # text of the function (X[N, H, W], K[3, 4]), kernels
     "one needs what is made of the other": (
         f"-> (B) {{ A[{SIZES}] = sum({WINDOW}), {TAPS}; M[n : N] = mean(A[n, y, x]); "
         f"B[{SIZES}] = sum({WINDOW} * M[n]), {TAPS}; }}", 3),
+}  # fmt: skip
+ADDED = {  # text of the function (X[N, H, W], Y[N, H, W], K[8]), kernels
+    "filters of two images": (
+        "-> (Z) { A[n, y, x : N, H, W] = sum(X[n, y + j - 1, x + i - 1] * K[j] * K[i + 3]), j < 3, i < 3; "
+        "B[n, y, x : N, H, W] = sum(Y[n, y + j - 1, x + i - 1] * K[j + 3] * K[i]), j < 3, i < 3; Z = A + B; }", 1),
+    "one is an extremum": (
+        "-> (Z) { A[n, y, x : N, H, W] = >(X[n, y + j - 1, x + i - 1]), j < 3, i < 3; "
+        "B[n, y, x : N, H, W] = sum(Y[n, y + j - 1, x + i - 1] * K[j]), i < 3, j < 3; Z = A - 2 * B; }", 1),
+    "by remainders, along memory": (
+        "-> (Z) { A[n, y, 2*x + k : N, H, 2*W + 6] = +(X[n, y, x] * K[k]); "
+        "B[n, y, 2*x + k : N, H, 2*W + 6] = +(Y[n, y, x] * K[7 - k]); Z = A + B; }", 1),
+    "by remainders, of an odd size": (
+        "-> (Z) { A[n, y, 2*x + k : N, H, 2*W + 7] = +(X[n, y, x] * K[k]); "
+        "B[n, y, 2*x + k : N, H, 2*W + 7] = +(Y[n, y, x] * K[7 - k]); Z = A - tanh(B); }", 1),
+    "by remainders, of rows": (
+        "-> (Z) { A[n, 2*y + k, x : N, 2*H + 6, W] = +(X[n, y, x] * K[k]); "
+        "B[n, 2*y + k, x : N, 2*H + 6, W] = +(Y[n, y, x] * K[7 - k]); Z = A + B; }", 1),
+    "by remainders, read alike": (
+        "-> (A, B) { A[n, 2*y + k, x : N, 2*H + 6, W] = +(X[n, y, x] * K[k]); "
+        "B[n, 2*y + k, x : N, 2*H + 6, W] = >(X[n, y, x] * K[7 - k]); }", 1),
+    "formulas by remainders": (
+        "-> (A, B) { A[n, y, x : N, H, 2*W] = x % 2 == 0 ? X[n, y, x/2] : X[n, y, (x + 1)/2 % W]; "
+        "B[n, y, x : N, H, 2*W] = x % 2 == 0 ? X[n, y, x/2] * 2 : X[n, y, (x + 1)/2 % W] + Y[n, y, 0]; }", 1),
+    "other remainders": (
+        "-> (A, Z) { A[n, y, 2*x + k : N, H, 2*W + 6] = +(X[n, y, x] * K[k]); "
+        "B[n, y, 3*x + k : N, H, 2*W + 6] = +(Y[n, y, x] * K[7 - k]); Z = A - B; }", 2),
 }  # fmt: skip
 WARPED = """function (X[N, C, H, W], Y[N, C, H, W], J[N, H, W], I[N, H, W], W1[N, H, W]) -> (A, B) {
     A[n, y, x : N, H, W] = sum(Y[n, c, y, x] * pad(X[n, c, J[n, y, x], I[n, y, x]], 0)
@@ -97,6 +123,21 @@ def test_dtypes_and_strides(dtype: torch.dtype, shape: tuple[int, int, int]) -> 
     f = compare(source, [x, numbers((3, 4), dtype)], 1e-2 if dtype.itemsize == 2 else 1e-5)
     if shape[1] > 3:  # else both are sums of all elements
         assert kernels(f, x, numbers((3, 4), dtype)) == 1
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.covering
+def test_what_is_added_up(name: str, neighbours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, count = ADDED[name]
+    monkeypatch.setattr(residues, "LEAST_PROGRAMS", 0)
+    monkeypatch.setattr(residues, "LEAST_COLUMNS", 2)
+    if neighbours:
+        monkeypatch.setattr(windows, "LEAST_OUTPUTS", 0)
+    shape = (2, 18, 37) if neighbours else (2, 9, 14)
+    tensors = [numbers(shape), numbers(shape[::-1]).permute(2, 1, 0), numbers((8,))]
+    f = compare(f"function (X[N, H, W], Y[N, H, W], K[8]) {text}", tensors, 1e-4)
+    assert len(f.lower(*tensors).kernels) == count
 
 
 MAPS = {  # text of the function (X[N, H, W], J[N, H]), kernels

@@ -8,12 +8,15 @@ from tilec.backends.torch.certainty import finite
 from tilec.backends.torch.exponentials import Ints
 
 Tensor = torch.Tensor
+SHORTEST_FRAME, MOST_OVERLAP = 64, 4
 
 
 def convolution(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
     """torch's convolution of [N, C, ...] with [C', C / groups, ...]."""
     if _widen(x, k):
         return convolution(x.float(), k.float(), stride, padding, dilation, groups).to(x.dtype)
+    if _are_frames(x, k, stride, padding, dilation):
+        return (x[:, 0].unfold(1, k.shape[2], stride[0]) @ k[:, 0].mT).mT
     zero = [0] * len(stride)
     return torch.convolution(_alone(x), _beside(x, k), None, stride, padding, dilation, False, zero, groups)
 
@@ -69,6 +72,13 @@ def _widen(a: Tensor, b: Tensor) -> bool:
     """Whether a convolution of these is one in float32: on the CPU, of float16, and of bfloat16 with infinities, which
     oneDNN multiplies by zeros where it fills pairs of terms up."""
     return a.device.type == "cpu" and (a.dtype is torch.float16 or a.dtype is torch.bfloat16 and not finite(a, b))
+
+
+def _are_frames(x: Tensor, k: Tensor, stride: Ints, padding: Ints, dilation: Ints) -> bool:
+    """Whether the windows are long frames of one signal that hardly overlap, as those of a spectrum: stored one after
+    the other they are a matrix, whose product takes a GPU a quarter of the time."""
+    few = k.dim() == 3 and k.shape[1] == x.shape[1] == 1 and (*padding, *dilation) == (0, 1)
+    return few and k.shape[2] >= SHORTEST_FRAME and k.shape[2] <= MOST_OVERLAP * stride[0] and x.is_cuda
 
 
 def _alone(x: Tensor) -> Tensor:

@@ -250,12 +250,14 @@ def _for_points(kernel: ChainKernel, precision: str) -> Tiling:
     block = min(ELEMENTWISE.block, feature_block(rows))
     while block > LEAST and crowded(block):
         block //= 2
-    while block > LEAST and -(-rows // block) * beside < TWO_A_MULTIPROCESSOR:
+    whole = block
+    while block > LEAST and -(-rows // block) * beside < TWO_A_MULTIPROCESSOR * (1 if block == whole else 2):
         block //= 2
+    step = ELEMENTWISE.step * whole // block  # as many points, so that threads have as much under way
     warps = ELEMENTWISE.warps
     few = values <= FEW_VALUES and all(r.target.aggregation == "sum" for r in kernel.targets)
     more = few or crowded(block)
-    return replace(ELEMENTWISE, block=block, warps=2 * warps if more else warps, precision=precision)
+    return replace(ELEMENTWISE, block=block, step=step, warps=2 * warps if more else warps, precision=precision)
 
 
 def _values_of_row(kernel: ChainKernel) -> int:

@@ -83,3 +83,14 @@ def sorted_(x, LENGTH: tl.constexpr, BITS: tl.constexpr):
             if stage >= BITS - k:
                 x = compare_exchange_(x, lane, falling, LENGTH, LENGTH >> (k + 1))
     return x
+
+
+@triton.jit
+def whole_power_(a, n, BITS: tl.constexpr, LEAST: tl.constexpr):
+    """Of floats, by squaring, for n of so many bits, or from -1 on."""
+    result = tl.where((n & 1) != 0, a, 1).to(a.dtype)
+    base = a
+    for k in tl.static_range(1, BITS):
+        base = base * base
+        result = tl.where(((n >> k) & 1) != 0, result * base, result)
+    return tl.where(n < 0, 1 / a, result) if LEAST < 0 else result

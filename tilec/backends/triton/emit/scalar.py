@@ -33,6 +33,7 @@ from tilec.ir.symbolic import Real, is_open_number
 from tilec.ir.types import NARROW, WEAK_INDEX, ElementType, is_floating, is_integer, promote
 from tilec.lattice.spans import IN_32_BITS, WIDEST, EndsOf
 
+BITS_OF_POWERS = (1, 2, 3, 4)  # of exponents that indices say
 LARGEST_SINGLE = 2**24  # up to which float32 holds each integer
 MOST_IN_FLOATS = 8  # parts of an expression of positions that is computed in floats where it becomes one
 MOST_NESTED = 6  # operators nested in one line
@@ -197,7 +198,8 @@ class TritonScalars(ScalarWriter):
             if four is not None:
                 return four
         narrow = "int32" if self._is_narrow(e, args, result) else None
-        code, compute_dtype = self._of_magnitude(e, args) or self._text(e.function, args, result, narrow)
+        special = self._of_magnitude(e, args) or self._whole_power(e, args, result)
+        code, compute_dtype = special or self._text(e.function, args, result, narrow)
         variables = frozenset().union(*(a.variables for a in args))
         exact = FUNCTIONS[e.function].result in ("like1", result.dtype)
         single = (e.function, tuple(args)) if self._rounds_once(e, args, result) else None
@@ -214,18 +216,22 @@ class TritonScalars(ScalarWriter):
         for place, test in ((0, e.function), (1, MIRRORED[e.function])):
             x, n = of_negated_magnitude(e.args[place]), args[1 - place].number
             common = promote(*(a.type for a in args)).dtype
-            if (
-                x is None
-                or n is None
-                or is_open_number(n)
-                or not is_integer(common)
-                or common != compute_dtype_of(common)
-            ):
+            known = x is not None and n is not None and not is_open_number(n)
+            if x is None or n is None or not known or not is_integer(common) or common != compute_dtype_of(common):
                 continue
             if args[place].type.dtype == common and torch.iinfo(getattr(torch, common)).min < n <= 0:
                 value = self.frame.assign("t", self.tensor(self.value(x), common), args[place].variables)
                 return OF_MAGNITUDE[test].format(x=value, low=n, high=-n), "bool"
         return None
+
+    def _whole_power(self, e: Call, args: list[ScalarValue], result: ElementType) -> tuple[str, str] | None:
+        """A power of floats that an index says and that has few bits."""
+        span = self.spans.of(e.args[1]) if e.function == "pow" and is_floating(result.dtype) else None
+        if span is None or args[1].number is not None or span[0] < -1 or span[1] >= 2 ** BITS_OF_POWERS[-1]:
+            return None
+        dtype, bits = compute_dtype_of(result.dtype), next(n for n in BITS_OF_POWERS if span[1] < 2**n)
+        x, n = self.tensor(args[0], dtype), self.tensor(args[1], "int32")
+        return f"whole_power_({x}, {n}, {bits}, {-1 if span[0] < 0 else 0})", dtype
 
     def _rounds_once(self, e: Call, args: list[ScalarValue], result: ElementType) -> bool:
         """Whether a value of numbers and positions is the same rounded from float64 to float32 as computed in float32.

@@ -12,6 +12,7 @@ from tilec.ir.types import ITEM_BYTES, NARROW, TensorType, Types
 
 Strides = Mapping[str, tuple[int, ...]]  # of tensors, by name, in elements
 MOST_OVERHANG = 1.15  # elements of blocks over those that there are, where smaller blocks fill better
+FAR_FEWER = 1.3  # how many times as many they are where much narrower blocks pay
 CACHE_LINE = 128  # bytes that caches move at once, of which boxes and vectors take parts
 SECTOR = 32  # bytes of a line that are moved by themselves
 VECTOR_BYTES = 16  # bytes of a thread's widest load, and what tensor maps ask strides to be multiples of
@@ -45,13 +46,17 @@ def rows_of_vectors(t: TensorType) -> tuple[int, ...]:
     return (*outer, copied_row(row, ITEM_BYTES[t.dtype])) if outer and t.dtype in NARROW else t.shape
 
 
-def filled_block(n: int, block: int, least: int) -> int:
-    """The largest power of two from `least` up to `block` whose blocks hardly overhang n; `block` where there is none,
-    or n is left open: threads beyond the end issue what the others do."""
+def filled_block(n: int, block: int, least: int, narrowest: int | None = None) -> int:
+    """The largest power of two from `least` up to `block` whose blocks hardly overhang n, or from `narrowest` on whose
+    blocks take far fewer places than `block`; else this, as where n is left open: threads beyond the end issue what the
+    others do."""
     if is_symbolic(n):
         return block
-    sizes = (block >> k for k in range(block.bit_length()))
-    return next((b for b in sizes if b >= least and -(-n // b) * b <= MOST_OVERHANG * n), block)
+    sizes = [b for k in range(block.bit_length()) if (b := block >> k) >= min(block, narrowest or least)]
+    best = next((b for b in sizes if b >= least and rounded_up(n, b) <= MOST_OVERHANG * n), None)
+    fewest = min(rounded_up(n, b) for b in sizes)
+    narrow = next(b for b in sizes if rounded_up(n, b) <= MOST_OVERHANG * fewest)
+    return best or (narrow if FAR_FEWER * rounded_up(n, narrow) <= rounded_up(n, block) else block)
 
 
 isqrt = followed(math.isqrt)

@@ -28,7 +28,7 @@ from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.reduction_walk import as_memory_runs, blocks_of, combining, points_of
-from tilec.backends.triton.pointwise.residues import choose_residues, unrolled_outputs
+from tilec.backends.triton.pointwise.residues import Residues, ResidueWriter, choose_residues, unrolled_outputs
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
     HALVES,
@@ -49,26 +49,29 @@ from tilec.backends.triton.pointwise.windows import (
 from tilec.ir.program import Access, Call, Expr, Index, Int, Statement, index_variables, value_accesses
 from tilec.ir.types import TensorType, Types
 
+Form = PointwiseTiling | RegisterBlock | Residues  # how an aggregation is spread over programs
 STATE = ("acc", "top", "total", "new_top", "highest", "scaled")  # names of running values
 
 
-def several(results: Sequence[Computed], view: StridedView, form: PointwiseTiling | RegisterBlock) -> list[Step]:
+def several(results: Sequence[Computed], view: StridedView, form: Form) -> list[Step]:
     """Steps that compute aggregations over the same variables into their allocated outputs, in one kernel. `view`: of
     all that they touch; `form`: of each, see `shareable_form`."""
     if isinstance(form, RegisterBlock):
         return [RegisterBlockWriter(form, results, view).launch()]
+    if isinstance(form, Residues):
+        return [ResidueWriter(form, results, view).launch()]
     return _Writer(results, view, form).steps()
 
 
-def shareable_form(space: Space, view: StridedView) -> PointwiseTiling | RegisterBlock | None:
+def shareable_form(space: Space, view: StridedView) -> Form | None:
     """How an aggregation is spread over programs where others can stand in its kernel; None where they cannot."""
     tiling = choose_pointwise_tiling(space, view)
     if tiling.outer or tiling.parts > 1 or tiling.lanes is not None:
         return None
     if tiling.reduction is not None:
         return None if tap_sums(space, view) is not None else tiling
-    block = choose_register_block(space, view)
-    return block or (None if choose_residues(space, view) is not None else tiling)
+    block = choose_register_block(space, view) or choose_residues(space, view)
+    return block or (None if space.residues or space.steps else tiling)
 
 
 def pointwise(

@@ -72,7 +72,7 @@ def unrolled_outputs(result: Computed, view: StridedView) -> OutputsKernel | Non
     for space, columns in (*([] if repeated is None else [repeated]), (result.space, 0)):
         residues = choose_residues(space, view, columns)
         if residues is not None:
-            return ResidueWriter(residues, replace(result, space=space), view, columns)
+            return ResidueWriter(residues, (replace(result, space=space),), view, columns)
     return None
 
 
@@ -149,7 +149,7 @@ def choose_residues(space: Space, view: StridedView, beside: int = 0) -> Residue
         return None
     if is_transposed(space, view, columns) or columns == outputs and not mixed and is_transposed(space, view, every):
         return None  # classes that lie beside each other in memory are read together, not one after the other
-    programs = space.count(tuple(outputs)) // (math.prod(periods.values()) * _places(elements))
+    programs = space.count(tuple(outputs)) // (math.prod(periods.values()) * class_places(elements))
     return Residues(periods, elements, joined, last) if programs >= LEAST_PROGRAMS else None
 
 
@@ -212,7 +212,8 @@ def _form(e: Expr) -> Affine:
         return Affine()  # of values
 
 
-def _places(elements: int) -> int:
+def class_places(elements: int) -> int:
+    """Places of a block for which a program computes so many elements each."""
     return CLASS_BLOCK if elements <= 8 else CLASS_BLOCK // 2
 
 
@@ -276,24 +277,28 @@ def _reads(e: Expr | None) -> list[Access]:
 class ResidueWriter(OutputsKernel):
     """The text of one such kernel; `found`: the classes."""
 
-    def __init__(self, found: Residues, result: Computed, view: StridedView, beside: int = 0):
-        made = class_elements(found, result.space, view.types)
-        super().__init__(made.space, view, made.elements, (result,), exact=True)
-        written = view.types[result.output]
-        narrow, channels = written.dtype in NARROW, result.space.largest(result.space.outputs[-1])
+    def __init__(self, found: Residues, results: Sequence[Computed], view: StridedView, beside: int = 0):
+        many, first = len(results), results[0]
+        made = [class_elements(found, r.space, view.types) for r in results]
+        elements = _side_by_side([m.elements for m in made])
+        super().__init__(made[0].space, view, elements, results, exact=True)
+        written = view.types[first.output]
+        narrow, channels = written.dtype in NARROW, first.space.largest(first.space.outputs[-1])
         single = narrow and channels % 2 != 0
         self.k.places_shared = self.k.places_shared and not single  # see `Kernel`
-        self.joined, self.last = made.joined, found.last
-        self.points = made.points
-        self.alone = [n for n, _ in self.points] == list(range(len(made.elements)))
+        self.joined = _side_by_side([m.joined for m in made])
+        self.last = found.last
+        points = [(e * many + n, s) for n, m in enumerate(made) for e, s in m.points]
+        self.points = sorted(points, key=lambda point: point[0])
+        self.alone = [n for n, _ in self.points] == list(range(len(elements)))
         if beside:
             both = (*self.rows, *self.columns)
             self.rows, self.columns = both[:-beside], both[-beside:]
             self.k.places_shared = True
             self.fit(REPEATED_BLOCK, REPEATED_BLOCK)
             return
-        places, flat = _places(len(made.elements)), SINGLE_BLOCK if single else CLASS_BLOCK
-        joins = narrow and self.alone and not made.joined and (single or channels > CLASS_COLUMNS)
+        places, flat = class_places(len(elements)), SINGLE_BLOCK if single else CLASS_BLOCK
+        joins = narrow and self.alone and not self.joined and (single or channels > CLASS_COLUMNS)
         joined = joins and self.join_columns(CLASS_COLUMNS, flat)
         self.fit(*(flat, flat) if joined else (places, CLASS_COLUMNS))
 
@@ -311,23 +316,29 @@ class ResidueWriter(OutputsKernel):
         end = f"{self.k.count(self.columns)} * {n}"
         self.axis("joint", f"(tile % across) * (BN * {n})", (*self.columns, self.last), f"BN * {n}", end)
         frame = Frame(self.k, ["row", "joint"], {"row": "row_in", "joint": "joint_in"})
-        dtype, cast = self.sums[0].dtype, ""
-        if not self.computed[0].epilogue:
-            dtype = self.view.types[self.space.statement.output].dtype
-            cast = f".to({triton_type(dtype)})" if dtype != self.sums[0].dtype else ""
+        many, given = len(self.computed), {}
         for g, element in enumerate(self.joined):
-            blocks = [f"tl.broadcast_to({v}, (BM, BN)){cast}" for v in values[g * n : g * n + n]]
+            r = self.computed[element.result]
+            of = range(g // many * n * many + element.result, (g // many + 1) * n * many, many)
+            own = self.sums[of[0]].dtype
+            dtype = own if r.epilogue else self.view.types[r.output].dtype
+            cast = f".to({triton_type(dtype)})" if dtype != own else ""
+            blocks = [f"tl.broadcast_to({values[e]}, (BM, BN)){cast}" for e in of]
             while len(blocks) > 1:
                 half = len(blocks) // 2
                 blocks = [f"tl.join({a}, {b})" for a, b in zip(blocks[:half], blocks[half:], strict=True)]
-            shape = f"(BM, BN * {n})"
-            self.store(element, f"tl.reshape({blocks[0]}, {shape})", dtype, frame, shape, {})
+            shape, given = f"(BM, BN * {n})", given if element.result else {}
+            self.store(element, f"tl.reshape({blocks[0]}, {shape})", dtype, frame, shape, given)
 
     def loops(self, unrolled: bool) -> Iterator[tuple[str, str, frozenset[str]]]:
         return iter(())
 
     def terms(self, unrolled: bool) -> Iterable[tuple[int, Statement]]:
         return self.points
+
+
+def _side_by_side(made: Sequence[Sequence[Element]]) -> list[Element]:
+    return [replace(e, result=n) for at in zip(*made, strict=True) for n, e in enumerate(at)]
 
 
 def _joint_box(space: Space) -> Space:

@@ -130,8 +130,8 @@ def computed_places(space: Space, along: str | None = None) -> int:
 
 
 def gathers_rows(space: Space, view: StridedView, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
-    """Whether each output sums a short row of its own of which an element of a tensor says where it is, and rows begin
-    anywhere: a warp that reads several rows at a time takes a fraction of the time."""
+    """Whether each output sums a short row of its own of which elements of a tensor say where it is, or its elements
+    are, and rows begin anywhere: a warp that reads several rows at a time takes a fraction of the time."""
     if not outputs or is_symbolic(points := space.count(tuple(reductions))):
         return False
     if not GATHERED_COLUMNS < points <= GATHERED_COLUMNS * MOST_GATHERED_STEPS:
@@ -140,7 +140,7 @@ def gathers_rows(space: Space, view: StridedView, outputs: Sequence[str], reduct
     placed = [{v for e in a.index if any(accesses_in(e)) for v in index_variables(e)} for a in rows]
     types, strides = view.types, view.strides
     single = all(bytes_at_once(types[a.tensor], strides[a.tensor]) == ITEM_BYTES[types[a.tensor].dtype] for a in rows)
-    return single and any(outputs[-1] in names and names.isdisjoint(reductions) for names in placed)
+    return single and any(outputs[-1] in names for names in placed)
 
 
 def heavy_calls(space: Space) -> list[Call]:

@@ -87,12 +87,15 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     """Of what aggregates nothing over columns."""
     rows, columns = group.count(group.rows), group.count(group.columns)
     widest = min(power_of_two(columns), 2048)
-    block = widest if group.sums or together > 1 else filled_block(columns, widest, FILLED)
+    block = widest if group.sums or together > 1 else filled_block(columns, widest, FILLED, NARROWEST_SHARE)
     down = min(power_of_two(rows), max(together, 2048 // block, 1))
     if not group.sums and together <= 1 < rows <= _MOST_REPEATED and _read_by_all_rows(group):
         down, block = power_of_two(rows), max(block // power_of_two(rows), 1)
     if group.sums:
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
+        if _loaded_at_point(group) > max(FEW_LOADED, len(full_reads(group))):  # of some tensor several neighbours
+            while block > LEAST_TILED and _loaded_at_point(group) * down * block > MOST_BESIDE * 128:
+                down, block = (down // 2, block) if down > together else (down, block // 2)
         down, warps = _with_room(group, down, block, together)
         stages = _stages(group, types, down * block, STAGED // 4)  # of four programs a multiprocessor
         return RowTiling("tiled", down, block, min(-(-rows // down), programs), warps, stages)

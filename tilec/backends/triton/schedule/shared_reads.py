@@ -2,7 +2,8 @@
 
 Members of a group read what walks along their variables; these read neighbours, or places that are data. Each by itself
 would take what both read from memory, or at best from a cache, once more: the gradients of an interpolation's weights,
-the moments of two images under a window.
+the moments of two images under a window. So would sums of which one is added to the other: the gradients of an image by
+two filters.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
-from tilec.backends.triton.pointwise.pointwise import several, shareable_form
-from tilec.backends.triton.pointwise.tiling import PointwiseTiling
+from tilec.backends.triton.pointwise.pointwise import Form, several, shareable_form
+from tilec.backends.triton.pointwise.residues import Residues, class_places
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.pointwise.windows import SUM_WORDS, RegisterBlock, block_places, registers_of
 from tilec.backends.triton.schedule.families import is_pointwise
@@ -78,6 +79,7 @@ class SharedReads:
         while pending:
             pending = False
             near = {self.place[r.output] for name, _ in found.read for r in self.program.readers(name)}
+            near |= {self.place[n] for n in self._read_beside(found) if n in self.place}
             for k in sorted(k for k in near - refused - found.places if k > place)[:MOST_LOOKED_AT]:
                 other = self._sum(k, barred, first.flat)
                 if other is None or not set(reads(other.flat)) <= set(there):
@@ -122,6 +124,10 @@ class SharedReads:
         own = itertools.takewhile(lambda e: e.output not in barred, self.epilogues[place])
         return Sum(place, self.defracted[s.output], s, tuple(own))
 
+    def _read_beside(self, found: _Members) -> set[str]:
+        """What statements read that read one of these sums: the other terms of what they are added up to."""
+        return {n for x in found.sums for r in self.program.readers(x.output) for n in reads(r)}
+
     def _epilogue_ready(self, x: Sum, found: _Members, there: Collection[str]) -> bool:
         """Whether all that its epilogue reads is made by then, or here as its own element."""
         here = {*(y.output for y in found.sums), *(s.output for s in x.statements)}
@@ -152,16 +158,20 @@ class _Members:
         return sorted(self.sums, key=lambda x: x.place)
 
     def admit(self, other: Sum) -> bool:
-        """Take a sum in, if it reads much of what they read at the same points and one kernel can hold it too."""
-        best, most = None, 0
+        """Take a sum in, if it reads much of what they read at the same points, or is added to one of them, and one
+        kernel can hold it too."""
+        added = not {n for s in other.epilogue for n in reads(s)}.isdisjoint(x.output for x in self.sums)
+        ways: list[tuple[int, Statement]] = []
         for renamed in _renamed(other.statement, self.sums[0].statement):
             own = self._reads(renamed)
             shared = sum(n for read, n in own.items() if read in self.read)
-            if shared > most and MOST_READ * shared >= min(sum(own.values()), sum(self.read.values())):
-                best, most = renamed, shared
-        if best is None:
-            return False
-        other = replace(other, statement=best)
+            if added or shared and MOST_READ * shared >= min(sum(own.values()), sum(self.read.values())):
+                ways.append((shared, renamed))
+        ways.sort(key=lambda way: -way[0])
+        return any(self._take(replace(other, statement=renamed)) for _, renamed in ways[: None if added else 1])
+
+    def _take(self, other: Sum) -> bool:
+        """Take a sum in over the variables of the first, if one kernel can hold it too."""
         if self._problems is None:
             self._problems = {merged: [p] for merged in (True, False) if (p := self._problem(self.sums[0], merged))}
         kept: dict[bool, list[Problem]] = {}
@@ -172,7 +182,7 @@ class _Members:
         if kept:
             self._problems = kept
             self.sums.append(other)
-            self.read |= self._reads(best)
+            self.read |= self._reads(other.statement)
         return bool(kept)
 
     def steps(self, stored: Collection[str]) -> list[Step]:
@@ -195,7 +205,7 @@ class _Members:
         found: dict[PlaceRead, int] = {}
         for a in value_accesses(s):
             forms = tuple(map(linear, a.index))
-            names = {v for form in forms for v in free(form)}
+            names = {v for form in forms for v in free(form)} - {*self.space.residues}
             shape = tuple(self.space.largest(v) for v in sorted(names))
             key = a.tensor, forms if summed else ()  # what is near comes with it
             found[key] = size_in_bytes(TensorType(shape, self.types[a.tensor].dtype))
@@ -217,7 +227,7 @@ class _Members:
         they share alike, and a thread can hold all running values."""
         first, last = problems[0], problems[-1]
         a, b = first.space, last.space
-        if (a.outputs, set(a.reductions), a.low, a.extent) != (b.outputs, set(b.reductions), b.low, b.extent):
+        if set(a.reductions) != set(b.reductions) or _box(a) != _box(b):
             return False
         form = shareable_form(b, last.view)
         if form is None or form != shareable_form(a, first.view):
@@ -237,16 +247,22 @@ def _touched(p: Problem) -> set[str]:
 
 
 def _over_box(s: Statement, types: Types) -> Space | None:
-    """The points of a statement that writes every element of its output by its own index, and adds up few variables
-    over one box, or reads neighbours or at places that are data; None for others."""
-    if not is_pure(s) or distinct_variables(s.index) is None:
+    """The points of a statement that writes every element of its output by its own index, or by remainders of it, and
+    adds up few variables over one box of each, or reads neighbours or at places that are data; None for others."""
+    space = build_space(s, types) if is_pure(s) else None
+    if space is None or not space.covers:
         return None
-    space = build_space(s, types)
-    if space is None or len(space.classes) != 1 or space.residues or space.steps or not space.covers:
+    if space.residues or space.steps:
+        return space if space.reductions else None
+    if len(space.classes) != 1 or distinct_variables(s.index) is None:
         return None
     if all(map(space.single, space.reductions)):
         return space if any(map(_is_shifted, value_accesses(s))) else None
     return space if len(space.reductions) <= MOST_SUMMED else None
+
+
+def _box(space: Space) -> tuple[object, ...]:
+    return space.outputs, space.rows, space.residues, space.classes, space.low, space.extent
 
 
 def _is_shifted(a: Access) -> bool:
@@ -256,6 +272,8 @@ def _is_shifted(a: Access) -> bool:
 
 def _renamed(s: Statement, like: Statement) -> Iterator[Statement]:
     """The statement over another's variables, in every order of those that it adds up over."""
+    if s.index == like.index:
+        yield s
     own, others = distinct_variables(s.index) or (), distinct_variables(like.index) or ()
     summed, into = ([v for v in variables_of(x) if v not in names] for x, names in ((s, own), (like, others)))
     if len(own) == len(others) and len(summed) == len(into):
@@ -264,10 +282,12 @@ def _renamed(s: Statement, like: Statement) -> Iterator[Statement]:
             yield substitute_affine(s, {v: Affine.variable(w) for v, w in names})
 
 
-def _fits_registers(form: PointwiseTiling | RegisterBlock, statements: Sequence[Statement], types: Types) -> bool:
+def _fits_registers(form: Form, statements: Sequence[Statement], types: Types) -> bool:
     """Whether a thread can hold the running values of aggregations in one kernel."""
     if isinstance(form, RegisterBlock):
         elements, threads = form.count * block_places(statements, types, form.count), 128
+    elif isinstance(form, Residues):
+        elements, threads = form.elements * class_places(form.elements * len(statements)), 128
     else:
         elements, threads = math.prod(size for _, size in form.axes) * (form.reduction or 1), 32 * form.warps
     return registers_of(statements, types) * elements <= SUM_WORDS * threads
