@@ -134,7 +134,7 @@ def gathers_rows(space: Space, view: StridedView, outputs: Sequence[str], reduct
     anywhere: a warp that reads several rows at a time takes a fraction of the time."""
     if not outputs or is_symbolic(points := space.count(tuple(reductions))):
         return False
-    if not GATHERED_COLUMNS < points <= GATHERED_COLUMNS * MOST_GATHERED_STEPS:
+    if points <= GATHERED_COLUMNS:
         return False
     rows = [a for a in value_accesses(space.statement) if not {*reductions}.isdisjoint(index_variables(*a.index))]
     placed = [{v for e in a.index if any(accesses_in(e)) for v in index_variables(e)} for a in rows]

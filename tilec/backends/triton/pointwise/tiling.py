@@ -31,6 +31,7 @@ from tilec.backends.triton.pointwise.sharing import (
     GATHERED_COLUMNS,
     GATHERED_ROWS,
     LEAST_USED,
+    MOST_GATHERED_STEPS,
     NARROWEST_BLOCK,
     NARROWEST_FILLED,
     WIDEST_SHORT,
@@ -135,7 +136,9 @@ def _of_outputs_and_points(
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else longest)
         short = many and br <= SHORT_ROW
         if short and gathers_rows(space, view, outputs, reductions):
-            return PointwiseTiling(((tuple(outputs), GATHERED_ROWS),), GATHERED_COLUMNS, 1, 1, written_out=True)
+            if points <= GATHERED_COLUMNS * MOST_GATHERED_STEPS:
+                return PointwiseTiling(((tuple(outputs), GATHERED_ROWS),), GATHERED_COLUMNS, 1, 1, written_out=True)
+            return PointwiseTiling(((tuple(outputs), GATHERED_ROWS),), 2 * GATHERED_COLUMNS, 1, 2)
         if short and shared_by_neighbours(space, outputs, reductions):
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
