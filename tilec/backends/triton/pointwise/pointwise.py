@@ -28,7 +28,7 @@ from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
 from tilec.backends.triton.pointwise.reduction_walk import as_memory_runs, blocks_of, combining, points_of
-from tilec.backends.triton.pointwise.residues import choose_residues, unrolled_outputs
+from tilec.backends.triton.pointwise.residues import ResidueWriter, choose_residues, unrolled_outputs
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
     HALVES,
@@ -38,6 +38,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     whole_blocks,
 )
 from tilec.backends.triton.pointwise.taps import TapWriter, tap_sums
+from tilec.backends.triton.pointwise.small_sums import small_sums
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.pointwise.windows import (
@@ -63,7 +64,7 @@ def several(results: Sequence[Computed], view: StridedView, form: PointwiseTilin
 def shareable_form(space: Space, view: StridedView) -> PointwiseTiling | RegisterBlock | None:
     """How an aggregation is spread over programs where others can stand in its kernel; None where they cannot."""
     tiling = choose_pointwise_tiling(space, view)
-    if tiling.outer or tiling.parts > 1 or tiling.lanes is not None:
+    if tiling.outer or tiling.parts > 1 or tiling.lanes is not None or small_sums(space, view) is not None:
         return None
     if tiling.reduction is not None:
         return None if tap_sums(space, view) is not None else tiling
@@ -79,6 +80,9 @@ def pointwise(
     launch that combines parts, where there is one; `view` is not coalesced then, and what makes the parts is."""
     tiling = choose_pointwise_tiling(space, view)
     blocked = not tiling.outer or is_small_window(space)
+    if space.covers or not epilogue:
+        if (small := small_sums(space, view)) is not None:
+            return [ResidueWriter(small, Computed(space, flat, epilogue), view).launch()]
     if tiling.reduction is None and blocked and (space.covers or not epilogue):
         if (writer := unrolled_outputs(Computed(space, flat, epilogue), view)) is not None:
             return [writer.launch()]
