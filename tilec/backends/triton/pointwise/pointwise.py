@@ -37,8 +37,8 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     tests_of_reads,
     whole_blocks,
 )
-from tilec.backends.triton.pointwise.taps import TapWriter, tap_sums
 from tilec.backends.triton.pointwise.small_sums import small_sums
+from tilec.backends.triton.pointwise.taps import TapWriter, tap_sums
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.pointwise.windows import (

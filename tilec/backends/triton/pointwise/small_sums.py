@@ -12,7 +12,8 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.pointwise.residues import Residues, class_elements
-from tilec.ir.program import Call, index_variables, value_accesses, walk
+from tilec.ir.index import Affine, linear
+from tilec.ir.program import Call, accesses_in, index_variables, value_accesses, walk
 from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 
@@ -25,22 +26,35 @@ def small_sums(space: Space, view: StridedView) -> Residues | None:
     """How the elements of a place are written out; None where the statement has no small sums, or nothing in common."""
     s = space.statement
     summed = [v for v in space.reductions if not space.single(v)]
-    if not summed or len(space.classes) != 1 or space.steps or s.default is not None:
+    if len(space.classes) != 1 or space.steps or s.default is not None:
         return None
     if any(map(is_symbolic, (*space.low[0].values(), *space.extent[0].values()))):
         return None
     small = {v: n for v in space.outputs if 1 < (n := space.largest(v)) <= LONGEST_SMALL_AXIS}
     places = {v for v in space.outputs if space.largest(v) > LONGEST_SMALL_AXIS}
     elements, points = math.prod(small.values()), math.prod(space.extent[0][v] for v in summed)
-    if elements > MOST_ELEMENTS or elements * points > MOST_POINTS or space.count(tuple(places)) < LEAST_PLACES:
+    if (
+        not summed
+        and elements == 1
+        or elements > MOST_ELEMENTS
+        or elements * points > MOST_POINTS
+        or space.count(tuple(places)) < LEAST_PLACES
+    ):
         return None
-    indices = [[{*index_variables(e)} for e in a.index] for a in value_accesses(s)]
-    if any(places & names and len(names) > 1 for index in indices for names in index):
-        return None  # windows, which have kernels of their own
-    if not all(set().union(*index) & places in (set(), places) for index in indices) or not places:
+    read = value_accesses(s)
+    if not places or not all(places & {*index_variables(*a.index)} in (set(), places) for a in read):
         return None  # a product
+    if any(_overlaps(linear(e), space, places) for a in read for e in a.index if not any(accesses_in(e))):
+        return None  # windows, which have kernels of their own
     found = Residues(small, elements)
     return found if _gains(found, space, view.types, elements * points) else None
+
+
+def _overlaps(form: Affine, space: Space, places: set[str]) -> bool:
+    """Whether two places of such an index read one element."""
+    steps = [abs(form.coefficient(v)) for v in form.variables() if v in places]
+    beside = sum(abs(form.coefficient(v)) * (space.largest(v) - 1) for v in form.variables() if v not in places)
+    return bool(steps) and (len(steps) > 1 or beside >= steps[0])
 
 
 def _gains(found: Residues, space: Space, types: Types, points: int) -> bool:
