@@ -20,7 +20,8 @@ FORMS = {
     "permanent": "P[n : N] = +(i != j & j != k & i != k ? A[n, 0, i] * A[n, 1, j] * A[n, 2, k] : 0);",
     "products of matrices": "P[n, i, k : N, 3, 3] = +(A[n, i, j] * A[n, j, k]);",
     "cross product": (
-        "P[n, i : N, 3] = +((k - j) % 3 == 1 & (j - i) % 3 == 1 ? A[n, 0, j] * A[n, 1, k] - A[n, 1, j] * A[n, 0, k] : 0);"
+        "P[n, i : N, 3] = +((k - j) % 3 == 1 & (j - i) % 3 == 1 "
+        "? A[n, 0, j] * A[n, 1, k] - A[n, 1, j] * A[n, 0, k] : 0);"
     ),
     "upper triangle": "P[n : N] = +(A[n, i, j] * A[n, j, i]), j - i - 1 < 3;",
     "greatest of products": "P[n, i : N, 3] = >(A[n, i, j] * A[n, j, k]), i + k - 1 < 3;",
