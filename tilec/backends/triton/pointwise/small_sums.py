@@ -26,20 +26,14 @@ def small_sums(space: Space, view: StridedView) -> Residues | None:
     """How the elements of a place are written out; None where the statement has no small sums, or nothing in common."""
     s = space.statement
     summed = [v for v in space.reductions if not space.single(v)]
-    if len(space.classes) != 1 or space.steps or s.default is not None:
+    if not summed or len(space.classes) != 1 or space.steps or s.default is not None:
         return None
     if any(map(is_symbolic, (*space.low[0].values(), *space.extent[0].values()))):
         return None
     small = {v: n for v in space.outputs if 1 < (n := space.largest(v)) <= LONGEST_SMALL_AXIS}
     places = {v for v in space.outputs if space.largest(v) > LONGEST_SMALL_AXIS}
     elements, points = math.prod(small.values()), math.prod(space.extent[0][v] for v in summed)
-    if (
-        not summed
-        and elements == 1
-        or elements > MOST_ELEMENTS
-        or elements * points > MOST_POINTS
-        or space.count(tuple(places)) < LEAST_PLACES
-    ):
+    if elements > MOST_ELEMENTS or elements * points > MOST_POINTS or space.count(tuple(places)) < LEAST_PLACES:
         return None
     read = value_accesses(s)
     if not places or not all(places & {*index_variables(*a.index)} in (set(), places) for a in read):

@@ -43,7 +43,6 @@ KEPT_FROM_WALK = 48 * 2**20
 KEPT_BY_ALL, WARPS_AT_ONCE = 64 * 2**20, 32  # the same of all programs that run at once; of a multiprocessor
 LEAST_WALKED = 4  # blocks of rows that each program has, at least, where it walks them and keeps columns
 OF_A_THREAD = 16  # elements of rows that begin anywhere
-FEW_ROWS = 8  # that one block holds where all read the same
 SHORT_WALK, WALKED = 64, 128  # columns that many rows walk one by one; rows of a block, at least
 
 
@@ -89,8 +88,6 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     widest = min(power_of_two(columns), 2048)
     block = widest if group.sums or together > 1 else filled_block(columns, widest, FILLED)
     down = min(power_of_two(rows), max(together, 2048 // block, 1))
-    if rows <= FEW_ROWS and together <= 1 and not group.sums and not _reads_rows(group):
-        down, block = power_of_two(rows), max(1, min(block, 2048 // power_of_two(rows)))
     if group.sums:
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
         down, warps = _with_room(group, down, block, together)
@@ -110,14 +107,6 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     vectors = together > 1 or takes_vectors(group.statements, group.stored, _fastest(group), types)
     tiling = RowTiling("tiled", down, block, 0, 4, vectors=vectors)
     return _of_one_warp(tiling, together, group, strides, types) if vectors else tiling
-
-
-def _reads_rows(group: Group) -> bool:
-    """Whether what is read from outside depends on the row: else rows of one block read it once."""
-    members = {s.output for s in group.statements}
-    rows = {v for v in group.rows if group.extent[v] > 1}
-    outside = (a for s in group.statements for a in value_accesses(s) if a.tensor not in members)
-    return any(rows & {*index_variables(*a.index)} for a in outside)
 
 
 def _with_room(group: Group, down: int, block: int, together: int) -> tuple[int, int]:
