@@ -143,11 +143,8 @@ def _of_outputs_and_points(
         across = transposed_sum(space, view, outputs) if many and br > SHORT_ROW else None
         if decoded is not None and across is None:
             last, bn = decoded
-            rest = tuple(outputs[: -len(last)])
-            return PointwiseTiling(((rest, 1), (last, bn)), SHORT_ROW, 1, 4)
-        own = (
-            BLOCK_OF_SHORT_ROWS if short and not computed_places(space) else 1024
-        )  # elements that wait for their place
+            return PointwiseTiling(((tuple(outputs[: -len(last)]), 1), (last, bn)), SHORT_ROW, 1, 4)
+        own = BLOCK_OF_SHORT_ROWS if short and not computed_places(space) else 1024  # who asks where they are wait
         bo = max(1, min(power_of_two(count), own // br))
         if across is not None:
             outputs, (bo, br) = [*(v for v in outputs if v != across), across], TURNED_BLOCK
