@@ -37,7 +37,7 @@ FORMS = {
 def test_values_and_gradients(form: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if dtype == "int32" and form in ("log-sum-exp", "beside"):
         return  # of floats alone
-    monkeypatch.setattr(small_sums, "LEAST_PLACES", 1)
+    monkeypatch.setattr(small_sums, "PLACES_OF_SMALL_SUMS", 1)
     source = f"function (A[N, 3, 3], B[5]) -> (P) {{ {FORMS[form]} }}"
     g = torch.Generator().manual_seed(0)
     a = (torch.randn(PLACES, 3, 3, generator=g) * 3).to(getattr(torch, dtype))
@@ -61,7 +61,7 @@ def test_values_and_gradients(form: str, dtype: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("form", ["permanent", "products of matrices", "polynomial", "cross product"])
 def test_points_are_written_out(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_sums, "LEAST_PLACES", 1)
+    monkeypatch.setattr(small_sums, "PLACES_OF_SMALL_SUMS", 1)
     source = f"function (A[N, 3, 3], B[5]) -> (P) {{ {FORMS[form]} }}"
     f = tilec.compile(source, backend="triton")
     text = f.lower(tilec.spec((PLACES, 3, 3)), tilec.spec((5,)), target="sm_90").source()

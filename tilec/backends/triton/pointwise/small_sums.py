@@ -18,8 +18,8 @@ from tilec.ir.symbolic import is_symbolic
 from tilec.ir.types import Types
 
 LONGEST_SMALL_AXIS = 4
-MOST_POINTS, MOST_ELEMENTS = 128, 16  # of a place
-LEAST_PLACES = 256 * MULTIPROCESSORS
+WRITTEN_POINTS, WRITTEN_ELEMENTS = 128, 16  # of a place
+PLACES_OF_SMALL_SUMS = 256 * MULTIPROCESSORS
 
 
 def small_sums(space: Space, view: StridedView) -> Residues | None:
@@ -33,7 +33,11 @@ def small_sums(space: Space, view: StridedView) -> Residues | None:
     small = {v: n for v in space.outputs if 1 < (n := space.largest(v)) <= LONGEST_SMALL_AXIS}
     places = {v for v in space.outputs if space.largest(v) > LONGEST_SMALL_AXIS}
     elements, points = math.prod(small.values()), math.prod(space.extent[0][v] for v in summed)
-    if elements > MOST_ELEMENTS or elements * points > MOST_POINTS or space.count(tuple(places)) < LEAST_PLACES:
+    if (
+        elements > WRITTEN_ELEMENTS
+        or elements * points > WRITTEN_POINTS
+        or space.count(tuple(places)) < PLACES_OF_SMALL_SUMS
+    ):
         return None
     read = value_accesses(s)
     if not places or not all(places & {*index_variables(*a.index)} in (set(), places) for a in read):

@@ -150,8 +150,8 @@ def _in_strips(runs: Runs, columns: int) -> RunBlocks | None:
     if width > columns or is_symbolic(width) or is_symbolic(runs.points):
         return None
     if vector == 1:
-        wide = MOST_STRIPS * COLUMNS_OF_STRIP < width <= FILLED_WITHOUT_STRIPS * columns
-        strip, most = (2 * COLUMNS_OF_STRIP, 2 * MOST_STRIPS) if wide else (COLUMNS_OF_STRIP, MOST_STRIPS)
+        twice = MOST_STRIPS * COLUMNS_OF_STRIP < width <= FILLED_WITHOUT_STRIPS * columns
+        strip, most = (2 * COLUMNS_OF_STRIP, 2 * MOST_STRIPS) if twice else (COLUMNS_OF_STRIP, MOST_STRIPS)
         count = -(-width // strip)
         if not 1 < count <= most:
             return None
