@@ -60,7 +60,28 @@ def test_a_workload_computes_what_its_peer_does(task: str) -> None:
             torch.testing.assert_close(g, w, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", [n for n, w in WORKLOADS.items() if w.piecewise is not None])
+@pytest.mark.parametrize("name", [n for n, w in WORKLOADS.items() if w.checked_by is not None])
+def test_what_results_are_checked_by(name: str) -> None:
+    work = WORKLOADS[name].work("backward")
+    inputs = WORKLOADS[name].tensors("tiny", "cpu", 1, torch.float64)
+    value = WORKLOADS[name].formula(*inputs)
+    inputs.append(torch.randn_like(value))
+    assert work.checked_by is not None
+    torch.testing.assert_close(work.checked_by(*inputs[:-1]), value)
+    wanted, found = (results_of(work.backward(f, inputs)()) for f in (work.formula, work.checked_by))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_pools_are_checked_with_shared_ties() -> None:
+    """The gradient of equal elements is shared, which `F.max_pool2d` does not do."""
+    work = WORKLOADS["max pool 2x2"].work("backward")
+    image, cotangent = torch.ones(1, 2, 2, 1, dtype=torch.float64), torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    assert work.checked_by is not None
+    for formula in (work.checked_by, tilec.compile(WORKLOADS["max pool 2x2"].source)):
+        torch.testing.assert_close(results_of(work.backward(formula, [image, cotangent])())[0], image / 4)
+
+
+@pytest.mark.parametrize("name", [n for n, w in WORKLOADS.items() if w.kind == "pairs" and w.checked_by is not None])
 def test_formulas_by_slabs(name: str) -> None:
     """They are the formula and its derivative, a few rows at a time."""
     workload = WORKLOADS[name]
@@ -78,7 +99,6 @@ def test_formulas_by_slabs(name: str) -> None:
     inputs.append(torch.randn_like(value))
     wanted, found = (work.backward(f, inputs)() for f in (work.formula, by_slabs(counted, 2)))
     torch.testing.assert_close(found, wanted)
-    assert work.piecewise is not None and results_of(work.run(work.piecewise, inputs)())
 
 
 @pytest.mark.parametrize("first", slow_but((0, 15), (0,)))

@@ -22,15 +22,15 @@ TensorResults = torch.Tensor | tuple[torch.Tensor, ...]
 class Work:
     """`formula` takes the tensors that `source` does. `wrt`: not the values but the gradient by these inputs, the
     cotangent of the one output being the last tensor. `library`: the gradient as one library call, where there is.
-    `piecewise`: the formula where it must fit into memory rather than be fast. `others`: kernels of other packages,
-    by name, which raise ImportError where there are none. `numbers` follow the tensors in calls of ours; `ordered`:
-    ours keeps to the order of the text (`exact=True`)."""
+    `checked_by`: what results are checked against, where `formula` takes too much memory. `others`: kernels of
+    other packages, by name, which raise ImportError where there are none. `numbers` follow the tensors in calls of
+    ours; `ordered`: ours keeps to the order of the text (`exact=True`)."""
 
     source: str
     formula: Callable[..., torch.Tensor]
     wrt: tuple[str, ...] = ()
     library: Callable[..., TensorResults] | None = None
-    piecewise: Callable[..., torch.Tensor] | None = None
+    checked_by: Callable[..., torch.Tensor] | None = None
     others: tuple[tuple[str, Callable[..., torch.Tensor]], ...] = ()
     numbers: tuple[float, ...] = ()
     ordered: bool = False
@@ -42,7 +42,7 @@ class Work:
 
     def exact(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The answer in float64, by torch's formula and its derivative."""
-        plain = replace(self, formula=self.piecewise or self.formula, library=None)
+        plain = replace(self, formula=self.checked_by or self.formula, library=None)
         return results_of(plain.peer([t.double() for t in inputs])())
 
     def with_numbers(self, inputs: Sequence[Any]) -> list[Any]:
@@ -182,7 +182,7 @@ LOG_CONVOLUTION = Work(
 LOG_PRODUCT_WORK = Work(
     "function (A[I, K], B[K, J]) -> (O) { O[i, j : I, J] = logsumexp(A[i, k] + B[k, j]); }",
     lambda a, b: torch.logsumexp(a[:, :, None] + b[None], 1),
-    piecewise=lambda a, b: torch.cat([torch.logsumexp(rows[:, :, None] + b[None], 1) for rows in a.split(128)]),
+    checked_by=lambda a, b: torch.cat([torch.logsumexp(rows[:, :, None] + b[None], 1) for rows in a.split(128)]),
 )
 BATCHED_LOG_PRODUCT = Work(
     "function (A[N, I, K], B[N, K, J]) -> (O) { O[n, i, j : N, I, J] = logsumexp(A[n, i, k] + B[n, k, j]); }",

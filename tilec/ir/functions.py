@@ -84,7 +84,7 @@ def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
 
 
 ZERO, ONE, TWO, INFINITY = Int(0), Int(1), Int(2), Float(math.inf)
-SMALL_POWERS = range(2, 9)  # exponents for which kernels multiply
+SMALL_POWERS = range(1, 17)  # exponents for which kernels multiply
 NAMED_LITERALS = {"inf": math.inf, "pi": math.pi, "nan": math.nan}
 FUNCTIONS: dict[str, ScalarFunction] = {}
 

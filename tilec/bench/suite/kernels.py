@@ -21,7 +21,7 @@ def _squares(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def _of_clouds(name: str, source: str, formula: Formula, inputs: tuple[str, ...]) -> Workload:
     """A workload over points in space, whose differences torch stores: those of all pairs in float64 pass the memory of
     a device."""
-    return Workload(name, KIND, source, formula, inputs, CLOUDS, "float32", piecewise=by_slabs(formula))
+    return Workload(name, KIND, source, formula, inputs, CLOUDS, "float32", checked_by=by_slabs(formula))
 
 
 WORKLOADS = (

@@ -141,7 +141,7 @@ def _exact(workload: Workload, direction: str, inputs: list[torch.Tensor]) -> tu
     wide = torch.float64 if any(t.dtype is torch.float32 for t in inputs) else torch.float32
     widened = [t.to(wide) if t.is_floating_point() else t for t in inputs]
     work = workload.work(direction)
-    return results_of(replace(work, formula=work.piecewise or work.formula).peer(widened)())
+    return results_of(replace(work, formula=work.checked_by or work.formula).peer(widened)())
 
 
 def _error(got: torch.Tensor, exact: torch.Tensor) -> float:

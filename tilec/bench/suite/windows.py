@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tilec.bench.suite.convolutions import first, last
-from tilec.bench.suite.workload import Workload
+from tilec.bench.suite.workload import Formula, Workload
 
 KIND = "window"
 IMAGE_SIZES = "I: N H W C"
@@ -32,6 +32,17 @@ def _variation(x: torch.Tensor) -> torch.Tensor:
     return (x[1:] - x[:-1]).abs().mean() + (x[:, 1:] - x[:, :-1]).abs().mean()
 
 
+def _largest(window: int, stride: int, padding: int) -> Formula:
+    """A maximum pool that shares a tie's gradient, as ours does: `F.max_pool2d` gives it to the first."""
+
+    def largest(i: torch.Tensor) -> torch.Tensor:
+        padded = F.pad(i, (0, 0, padding, padding, padding, padding), value=-torch.inf)
+        windows = padded.unfold(1, window, stride).unfold(2, window, stride)
+        return windows.amax((-2, -1))
+
+    return largest
+
+
 def _average(i: torch.Tensor) -> torch.Tensor:
     return last(F.avg_pool2d(first(i), 2))
 
@@ -39,10 +50,12 @@ def _average(i: torch.Tensor) -> torch.Tensor:
 WORKLOADS = (
     Workload("max pool 3x3, stride 2", KIND, """function (I[N, H, W, C]) -> (O) {
         O[n, y, x, c : N, (H - 1) / 2 + 1, (W - 1) / 2 + 1, C] = >(I[n, 2*y + j - 1, 2*x + i - 1, c]), j < 3, i < 3;
-    }""", lambda i: last(F.max_pool2d(first(i), 3, 2, 1)), (IMAGE_SIZES,), PLANES, "float32"),
+    }""", lambda i: last(F.max_pool2d(first(i), 3, 2, 1)), (IMAGE_SIZES,), PLANES,
+             "float32", checked_by=_largest(3, 2, 1)),
     Workload("max pool 2x2", KIND, """function (I[N, H, W, C]) -> (O) {
         O[n, y, x, c : N, H/2, W/2, C] = >(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;
-    }""", lambda i: last(F.max_pool2d(first(i), 2)), (IMAGE_SIZES,), PLANES, "float32"),
+    }""", lambda i: last(F.max_pool2d(first(i), 2)), (IMAGE_SIZES,), PLANES,
+             "float32", checked_by=_largest(2, 2, 0)),
     Workload("average pool 2x2", KIND, """function (I[N, H, W, C]) -> (O) {
         O[n, y, x, c : N, H/2, W/2, C] = mean(I[n, 2*y + j, 2*x + i, c]), j < 2, i < 2;
     }""", _average, (IMAGE_SIZES,), PLANES),

@@ -44,7 +44,7 @@ class Workload:
     compiled: bool = True
     numbers: tuple[float, ...] = ()
     tolerance: float = 1e-4
-    piecewise: Formula | None = None  # the formula where it must fit into memory in a wider type, rather than be fast
+    checked_by: Formula | None = None  # in a wider type, where `formula` takes too much memory or shares no ties
     checked: bool = field(default=True)  # False: values are draws of a generator, which differ by design
 
     def tensors(self, size: str, device: str, seed: int, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
@@ -100,7 +100,9 @@ class Workload:
 
     def work(self, direction: str) -> Work:
         wrt = self.differentiated if direction == "backward" else ()
-        return Work(self.source, self.formula, wrt, piecewise=self.piecewise, others=self.others, numbers=self.numbers)
+        return Work(
+            self.source, self.formula, wrt, checked_by=self.checked_by, others=self.others, numbers=self.numbers
+        )
 
 
 def by_slabs(formula: Formula, rows: int = 2048) -> Formula:

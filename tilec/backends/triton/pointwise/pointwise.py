@@ -37,6 +37,7 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     tests_of_reads,
     whole_blocks,
 )
+from tilec.backends.triton.pointwise.small_sums import small_sums
 from tilec.backends.triton.pointwise.taps import TapWriter, tap_sums
 from tilec.backends.triton.pointwise.tiling import PointwiseTiling, choose_pointwise_tiling
 from tilec.backends.triton.pointwise.unrolled import Computed
@@ -66,7 +67,7 @@ def several(results: Sequence[Computed], view: StridedView, form: Form) -> list[
 def shareable_form(space: Space, view: StridedView) -> Form | None:
     """How an aggregation is spread over programs where others can stand in its kernel; None where they cannot."""
     tiling = choose_pointwise_tiling(space, view)
-    if tiling.outer or tiling.parts > 1 or tiling.lanes is not None:
+    if tiling.outer or tiling.parts > 1 or tiling.lanes is not None or small_sums(space, view) is not None:
         return None
     if tiling.reduction is not None:
         return None if tap_sums(space, view) is not None else tiling
@@ -82,6 +83,9 @@ def pointwise(
     launch that combines parts, where there is one; `view` is not coalesced then, and what makes the parts is."""
     tiling = choose_pointwise_tiling(space, view)
     blocked = not tiling.outer or is_small_window(space)
+    if space.covers or not epilogue:
+        if (small := small_sums(space, view)) is not None:
+            return [ResidueWriter(small, (Computed(space, flat, epilogue),), view).launch()]
     if tiling.reduction is None and blocked and (space.covers or not epilogue):
         if (writer := unrolled_outputs(Computed(space, flat, epilogue), view)) is not None:
             return [writer.launch()]

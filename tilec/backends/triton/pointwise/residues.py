@@ -23,6 +23,7 @@ from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
 from tilec.backends.triton.pointwise.unrolled import Computed, Element, OutputsKernel, inside_tile, tiled
 from tilec.backends.triton.pointwise.windows import RegisterBlockWriter, choose_register_block
 from tilec.errors import TileError
+from tilec.ir.functions import is_zero
 from tilec.ir.index import QUASI_AFFINE, Affine, linear, substitute_affine
 from tilec.ir.program import (
     Access,
@@ -38,7 +39,7 @@ from tilec.ir.program import (
     walk,
 )
 from tilec.ir.symbolic import is_symbolic
-from tilec.ir.types import ITEM_BYTES, NARROW, Types
+from tilec.ir.types import FLOATS, ITEM_BYTES, NARROW, Types
 from tilec.transforms.util.naming import all_variables, fresh_variable
 
 MOST_CLASS_ELEMENTS = 16  # that a program writes for each place of its block
@@ -244,7 +245,10 @@ def class_elements(found: Residues, space: Space, types: Types) -> WrittenOut:
     last = found.last
     for n, (change, limits, summed) in enumerate(_elements(space, own, tiles, last)):
         elements.append(Element(substitute_affine(s, change), limits))
-        points += [(n, _resolved(substitute_affine(s, {**change, **p}), box, types)) for p in summed]
+        at = (substitute_affine(s, {**change, **p}) for p in summed)
+        visited = (p for p in at if p.guard is None or truth_over(p.guard, box, types) is not False)
+        written = (_resolved(p, box, types) for p in visited)
+        points += [(n, p) for p in written if s.aggregation != "sum" or not _vanishes(p.body)]
         if found.joined > 1 and n % found.joined == 0:
             together = {**change, last: change[last] + Affine.variable(last)}
             if last in tiles:
@@ -392,6 +396,10 @@ def _number(n: int) -> Affine:
 
 
 # one class's formula
+
+
+def _vanishes(e: Expr) -> bool:
+    return is_zero(e) or (isinstance(e, Call) and e.function in ("add", *FLOATS) and all(map(_vanishes, e.args)))
 
 
 def _resolved(s: Statement, box: Domain, types: Types) -> Statement:

@@ -129,18 +129,22 @@ def computed_places(space: Space, along: str | None = None) -> int:
     return sum(bool(placed) and (along is None or along in index_variables(*placed)) for placed in read.values())
 
 
-def gathers_rows(space: Space, view: StridedView, outputs: Sequence[str], reductions: Sequence[str]) -> bool:
-    """Whether each output sums a short row of its own of which elements of a tensor say where it is, or its elements
-    are, and rows begin anywhere: a warp that reads several rows at a time takes a fraction of the time."""
-    if not outputs or is_symbolic(points := space.count(tuple(reductions))):
-        return False
-    if not GATHERED_COLUMNS < points <= GATHERED_COLUMNS * MOST_GATHERED_STEPS:
-        return False
+def gathered_rows(
+    space: Space, view: StridedView, outputs: Sequence[str], reductions: Sequence[str]
+) -> tuple[int, int, int, bool] | None:
+    """Rows, columns and warps of a block, and whether its steps are written out, where each output sums a short row of
+    its own of which elements of a tensor say where it is, or its elements are, and rows begin anywhere: a warp that
+    reads several rows at a time takes a fraction of the time. None elsewhere."""
+    if not outputs or is_symbolic(points := space.count(tuple(reductions))) or points <= GATHERED_COLUMNS:
+        return None
     rows = [a for a in value_accesses(space.statement) if not {*reductions}.isdisjoint(index_variables(*a.index))]
     placed = [{v for e in a.index if any(accesses_in(e)) for v in index_variables(e)} for a in rows]
     types, strides = view.types, view.strides
     single = all(bytes_at_once(types[a.tensor], strides[a.tensor]) == ITEM_BYTES[types[a.tensor].dtype] for a in rows)
-    return single and any(outputs[-1] in names for names in placed)
+    if not single or not any(outputs[-1] in names for names in placed):
+        return None
+    few = points <= GATHERED_COLUMNS * MOST_GATHERED_STEPS
+    return (GATHERED_ROWS, GATHERED_COLUMNS, 1, True) if few else (GATHERED_ROWS, 2 * GATHERED_COLUMNS, 2, False)
 
 
 def heavy_calls(space: Space) -> list[Call]:

@@ -28,15 +28,13 @@ from tilec.backends.triton.pointwise.semiring_matmul import (
     sides,
 )
 from tilec.backends.triton.pointwise.sharing import (
-    GATHERED_COLUMNS,
-    GATHERED_ROWS,
     LEAST_USED,
     NARROWEST_BLOCK,
     NARROWEST_FILLED,
     WIDEST_SHORT,
     computed_places,
     decoded_once,
-    gathers_rows,
+    gathered_rows,
     heavy_calls,
     joined_columns,
     passes_once,
@@ -134,8 +132,10 @@ def _of_outputs_and_points(
         longest = 8192 if many and passes_once(space, view.types) else 2048
         br = min(power_of_two(points), 4096 if count < TWO_A_MULTIPROCESSOR else longest)
         short = many and br <= SHORT_ROW
-        if short and gathers_rows(space, view, outputs, reductions):
-            return PointwiseTiling(((tuple(outputs), GATHERED_ROWS),), GATHERED_COLUMNS, 1, 1, written_out=True)
+        gathered = gathered_rows(space, view, outputs, reductions) if short else None
+        if gathered is not None:
+            rows, columns, warps, written_out = gathered
+            return PointwiseTiling(((tuple(outputs), rows),), columns, 1, warps, written_out=written_out)
         if short and shared_by_neighbours(space, outputs, reductions):
             bn = min(power_of_two(space.largest(outputs[-1])), 2 * BLOCK_OF_SHORT_ROWS // br)
             return PointwiseTiling(((tuple(outputs[:-1]), 1), ((outputs[-1],), bn)), br, 1, 4)
@@ -143,9 +143,9 @@ def _of_outputs_and_points(
         across = transposed_sum(space, view, outputs) if many and br > SHORT_ROW else None
         if decoded is not None and across is None:
             last, bn = decoded
-            rest = tuple(outputs[: -len(last)])
-            return PointwiseTiling(((rest, 1), (last, bn)), SHORT_ROW, 1, 4)
-        bo = max(1, min(power_of_two(count), (BLOCK_OF_SHORT_ROWS if short else 1024) // br))
+            return PointwiseTiling(((tuple(outputs[: -len(last)]), 1), (last, bn)), SHORT_ROW, 1, 4)
+        own = BLOCK_OF_SHORT_ROWS if short and not computed_places(space) else 1024  # who asks where they are wait
+        bo = max(1, min(power_of_two(count), own // br))
         if across is not None:
             outputs, (bo, br) = [*(v for v in outputs if v != across), across], TURNED_BLOCK
     elif weighted is not None:

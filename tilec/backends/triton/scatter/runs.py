@@ -22,6 +22,7 @@ APART = 8  # columns of a program where memory walks runs first
 # of a block's columns, at most, that a row fills which is held in strips; elements of all rows from which on
 FILLED_BY_ROW, LEAST_IN_STRIPS = 0.8, 2**18
 MOST_STRIPS, COLUMNS_OF_STRIP = 8, 8  # of rows that begin anywhere: so a warp reads four of them at a time
+FILLED_WITHOUT_STRIPS = 0.6  # of a block's columns, at most, that wider such rows fill, in strips twice as wide
 ROWS_IN_STRIPS, POINTS_IN_STRIPS = 32, 8  # of their blocks: each lane reads where one is; points of a run
 ROWS_OF_VECTORS = 4  # of a block in strips of whole vectors, which serve the widest rows
 WIDEST_OF_RUNS = 256  # columns of a block
@@ -149,11 +150,13 @@ def _in_strips(runs: Runs, columns: int) -> RunBlocks | None:
     if width > columns or is_symbolic(width) or is_symbolic(runs.points):
         return None
     if vector == 1:
-        count = -(-width // COLUMNS_OF_STRIP)
-        if not 1 < count <= MOST_STRIPS:
+        twice = MOST_STRIPS * COLUMNS_OF_STRIP < width <= FILLED_WITHOUT_STRIPS * columns
+        strip, most = (2 * COLUMNS_OF_STRIP, 2 * MOST_STRIPS) if twice else (COLUMNS_OF_STRIP, MOST_STRIPS)
+        count = -(-width // strip)
+        if not 1 < count <= most:
             return None
         points = min(power_of_two(-(-runs.points // runs.count)), POINTS_IN_STRIPS)
-        return RunBlocks(ROWS_IN_STRIPS // points, points, columns, vector, (COLUMNS_OF_STRIP,) * count)
+        return RunBlocks(ROWS_IN_STRIPS // points, points, columns, vector, (strip,) * count)
     first = power_of_two(width + 1) // 2
     second = max(vector, power_of_two(width - first))
     if columns < WIDEST_OF_RUNS or width % vector or width == first or first + second > FILLED_BY_ROW * columns:

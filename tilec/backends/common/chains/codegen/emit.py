@@ -318,8 +318,7 @@ class Emitter:
         if f == "pow" and compute_dtype == "float32" and self.number(e.args[1]) in SMALL_POWERS:
             base, n = self.value(e.args[0], compute_dtype), int(self.number(e.args[1]) or 0)
             square = base * base
-            squares = reduce(operator.mul, [square] * (n // 2))
-            return squares * base if n % 2 else squares
+            return reduce(operator.mul, [square] * (n // 2) + [base] * (n % 2))
         assert FUNCTIONS[f].triton is not None and FUNCTIONS[f].numpy is not None, f
         return b.apply(f, *(self.value(a, compute_dtype) for a in e.args))
 
