@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tilec.backends.common.box_values import SPANS, difference, resolved, truth_over
 from tilec.backends.common.domain import Domain
+from tilec.backends.common.scalar_writer import ScalarValue
 from tilec.backends.triton.emit.contiguity import is_transposed
 from tilec.backends.triton.emit.frame import Frame
 from tilec.backends.triton.emit.kernel import triton_type
@@ -316,11 +317,10 @@ class ResidueWriter(OutputsKernel):
         if not self.joined:
             super().stores(values)
             return
-        n = len(values) // len(self.joined)
-        end = f"{self.k.count(self.columns)} * {n}"
-        self.axis("joint", f"(tile % across) * (BN * {n})", (*self.columns, self.last), f"BN * {n}", end)
+        n, end = len(values) // len(self.joined), self.k.count(self.columns)
+        self.axis("joint", f"(tile % across) * (BN * {n})", (*self.columns, self.last), f"BN * {n}", f"{end} * {n}")
         frame = Frame(self.k, ["row", "joint"], {"row": "row_in", "joint": "joint_in"})
-        many, given = len(self.computed), {}
+        many, given = len(self.computed), dict[Expr, ScalarValue]()
         for g, element in enumerate(self.joined):
             r = self.computed[element.result]
             of = range(g // many * n * many + element.result, (g // many + 1) * n * many, many)
