@@ -27,8 +27,9 @@ from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.lines import CodeLine, ForLoop, If, assign
 from tilec.backends.triton.plan.plan import Allocate, Release, Step
 from tilec.backends.triton.plan.sizes import contiguous
+from tilec.backends.triton.pointwise.class_elements import Residues
 from tilec.backends.triton.pointwise.reduction_walk import as_memory_runs, blocks_of, combining, points_of
-from tilec.backends.triton.pointwise.residues import Residues, ResidueWriter, choose_residues, unrolled_outputs
+from tilec.backends.triton.pointwise.residues import ResidueWriter, choose_residues, unrolled_outputs
 from tilec.backends.triton.pointwise.semiring_matmul import (
     BESIDE,
     HALVES,
@@ -84,10 +85,8 @@ def pointwise(
     tiling = choose_pointwise_tiling(space, view)
     blocked = not tiling.outer or is_small_window(space)
     if space.covers or not epilogue:
-        if (small := small_sums(space, view)) is not None:
-            return [ResidueWriter(small, (Computed(space, flat, epilogue),), view).launch()]
-    if tiling.reduction is None and blocked and (space.covers or not epilogue):
-        if (writer := unrolled_outputs(Computed(space, flat, epilogue), view)) is not None:
+        writer = unrolled_outputs(Computed(space, flat, epilogue), view, blocked and tiling.reduction is None)
+        if writer is not None:
             return [writer.launch()]
     own, merged = space, view
     if epilogue and tiling.reduction is not None:
@@ -98,10 +97,9 @@ def pointwise(
     taps = tap_sums(own, merged) if tiling.reduction is not None or tiling.parts > 1 else None
     if taps is not None and tiling.outer and taps.along is None:
         taps = None  # blocks of rows and columns share as much along a variable of the output
-    split = taps is not None or tiling.parts > 1
     if epilogue and not space.covers:
         return None
-    if not split:
+    if taps is None and tiling.parts <= 1:
         tiling = choose_pointwise_tiling(space, view) if epilogue else tiling
         return _Writer([Computed(space, flat, epilogue)], view, tiling).steps()
     s = own.statement
@@ -114,9 +112,8 @@ def pointwise(
         else _Writer([Computed(own, flat)], merged, tiling).steps()
     )
     shape = (number, view.types[s.output].numel)
-    content = None if taps is not None else unwritten(own, accumulator)
     return [
-        Allocate(parts, shape, accumulator.dtype, content),
+        Allocate(parts, shape, accumulator.dtype, None if taps is not None else unwritten(own, accumulator)),
         *made,
         *combine_parts(space, view, number, accumulator, epilogue),
         Release((parts,)),

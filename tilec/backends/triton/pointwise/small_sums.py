@@ -11,7 +11,7 @@ import math
 from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space
 from tilec.backends.triton.plan.device_info import MULTIPROCESSORS
-from tilec.backends.triton.pointwise.residues import Residues, class_elements
+from tilec.backends.triton.pointwise.class_elements import Residues, class_elements
 from tilec.ir.index import Affine, linear
 from tilec.ir.program import Call, accesses_in, index_variables, value_accesses, walk
 from tilec.ir.symbolic import is_symbolic

@@ -20,8 +20,9 @@ from tilec.backends.triton.iteration.coalesce import StridedView
 from tilec.backends.triton.iteration.space import Space, build_space
 from tilec.backends.triton.plan.plan import Allocate, Setting, Step
 from tilec.backends.triton.plan.sizes import Strides
+from tilec.backends.triton.pointwise.class_elements import Residues
 from tilec.backends.triton.pointwise.pointwise import Form, several, shareable_form
-from tilec.backends.triton.pointwise.residues import Residues, class_places
+from tilec.backends.triton.pointwise.residues import class_places
 from tilec.backends.triton.pointwise.unrolled import Computed
 from tilec.backends.triton.pointwise.windows import SUM_WORDS, RegisterBlock, block_places, registers_of
 from tilec.backends.triton.schedule.families import is_pointwise
