@@ -54,9 +54,11 @@ def filled_block(n: int, block: int, least: int, narrowest: int | None = None) -
         return block
     sizes = [b for k in range(block.bit_length()) if (b := block >> k) >= min(block, narrowest or least)]
     best = next((b for b in sizes if b >= least and rounded_up(n, b) <= MOST_OVERHANG * n), None)
+    if best is not None or narrowest is None:
+        return best or block
     fewest = min(rounded_up(n, b) for b in sizes)
     narrow = next(b for b in sizes if rounded_up(n, b) <= MOST_OVERHANG * fewest)
-    return best or (narrow if FAR_FEWER * rounded_up(n, narrow) <= rounded_up(n, block) else block)
+    return narrow if FAR_FEWER * rounded_up(n, narrow) <= rounded_up(n, block) else block
 
 
 isqrt = followed(math.isqrt)

@@ -87,13 +87,15 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
     """Of what aggregates nothing over columns."""
     rows, columns = group.count(group.rows), group.count(group.columns)
     widest = min(power_of_two(columns), 2048)
-    block = widest if group.sums or together > 1 else filled_block(columns, widest, FILLED, NARROWEST_SHARE)
+    neighbours = _loaded_at_point(group) > max(FEW_LOADED, len(full_reads(group)))  # of some tensor
+    narrowest = NARROWEST_SHARE if neighbours else None
+    block = widest if group.sums or together > 1 else filled_block(columns, widest, FILLED, narrowest)
     down = min(power_of_two(rows), max(together, 2048 // block, 1))
     if not group.sums and together <= 1 < rows <= _MOST_REPEATED and _read_by_all_rows(group):
         down, block = power_of_two(rows), max(block // power_of_two(rows), 1)
     if group.sums:
         programs = knobs.PARTIAL_ROWS.value or max(1, 4 * MULTIPROCESSORS // -(-columns // block))
-        if _loaded_at_point(group) > max(FEW_LOADED, len(full_reads(group))):  # of some tensor several neighbours
+        if neighbours:
             while block > LEAST_TILED and _loaded_at_point(group) * down * block > MOST_BESIDE * 128:
                 down, block = (down // 2, block) if down > together else (down, block // 2)
         down, warps = _with_room(group, down, block, together)
@@ -116,8 +118,11 @@ def _tiled(group: Group, together: int, strides: Strides, types: Types) -> RowTi
 
 
 def _read_by_all_rows(group: Group) -> bool:
-    """Whether most of what is read along the columns is the same for all rows, such as the states of an optimiser."""
+    """Whether most of what is read along the columns is the same for all rows, such as the states of an optimiser. What
+    is stored has all columns: two programs' narrower blocks would write one element otherwise."""
     rows, columns = ({v for v in names if group.extent[v] > 1} for names in (group.rows, group.columns))
+    if not all(columns <= {*index_variables(*(s.index or ()))} for s in group.statements if s.output in group.stored):
+        return False
     own = {s.output for s in group.statements}
     read = [{*index_variables(a)} for s in group.statements for a in value_accesses(s) if a.tensor not in own]
     along = [names for names in read if names & columns]
