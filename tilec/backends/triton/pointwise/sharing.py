@@ -27,6 +27,7 @@ WIDEST_SHORT, FILLED_BETTER = 1024, 1.2  # elements of a block's row that severa
 PASSING = 2**26  # bytes of a tensor that no cache keeps for who reads it next
 GATHERED_ROWS, GATHERED_COLUMNS = 16, 8  # of a warp's block of rows that begin anywhere
 MOST_GATHERED_STEPS = 8  # blocks of columns that stand one after the other
+SHORT_FILLED = 0.75  # of a block's row that several axes make up: the share that is filled
 _SHORT_LAST = 256  # values of the last summed variable, below which its blocks are of all summed variables together
 
 
@@ -121,6 +122,25 @@ def joined_columns(space: Space, view: StridedView, outputs: Sequence[str], bloc
         if count / power_of_two(count) >= filled:
             best, filled = tail, count / power_of_two(count)
     return best
+
+
+def between_last(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
+    """The output variables but the last; at their end those that step through the places that it leaves out where it
+    is read (`I[4*x + i]`), so that a program reads all of a line."""
+    last, rest = outputs[-1], outputs[:-1]
+    forms = [linear(e) for a in value_accesses(space.statement) for e in a.index]
+    near = {v for f in forms for v in f.variables() if abs(f.coefficient(v)) < abs(f.coefficient(last))}
+    return (*(v for v in rest if v not in near), *(v for v in rest if v in near))
+
+
+def short_axes(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
+    """The last output variables, few values of each, as the columns of a block, so that its columns are decoded once
+    and not each element; none where none fill a power of two."""
+    tails = [tuple(outputs[k:]) for k in range(1, len(outputs) - 1)]
+    counts = {tail: space.count(tail) for tail in tails}
+    fills = {t: n / power_of_two(n) for t, n in counts.items() if NARROWEST_BLOCK <= n <= WIDEST_SHORT}
+    best = max(fills, key=lambda t: fills[t], default=())
+    return best if best and fills[best] >= SHORT_FILLED else ()
 
 
 def computed_places(space: Space, along: str | None = None) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilec.backends.triton.emit.contiguity import (
+    bytes_at_once,
     is_window,
     moves_at_once,
     runs_across,
@@ -31,7 +32,8 @@ from tilec.backends.triton.pointwise.sharing import (
     LEAST_USED,
     NARROWEST_BLOCK,
     NARROWEST_FILLED,
-    WIDEST_SHORT,
+    SHORT_FILLED,
+    between_last,
     computed_places,
     decoded_once,
     gathered_rows,
@@ -40,6 +42,7 @@ from tilec.backends.triton.pointwise.sharing import (
     passes_once,
     share_terms,
     shared_by_neighbours,
+    short_axes,
     weighted_columns,
 )
 from tilec.backends.triton.pointwise.windows import choose_register_block
@@ -47,7 +50,7 @@ from tilec.cost import size_in_bytes
 from tilec.ir.index import linear
 from tilec.ir.program import Access, Call, index_variables, value_accesses, walk
 from tilec.ir.symbolic import gcd
-from tilec.ir.types import NARROW
+from tilec.ir.types import ITEM_BYTES, NARROW
 
 SHORTEST_PART = 1024  # points of a part of a split reduction, at least
 ENOUGH_WALKS, SMALLEST_WALK = 4 * MULTIPROCESSORS, 128  # programs that walk windows; elements of each, at least
@@ -65,7 +68,6 @@ SHARING_BLOCK, WEIGHTED = 512, 8192  # elements of a block that share the terms 
 LANES_FILLED = 128  # elements of a block of rows and columns: with fewer, its lanes take points of the sum as well
 WIDEST_MAP, LEAST_MAPS = 4096, 16 * MULTIPROCESSORS  # elements of a program of 16-bit maps; programs, at least
 LEAST_BESIDE = 1024  # elements of a program of fewer warps
-SHORT_FILLED = 0.75  # of a block's row that several axes make up: the share that is filled
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def choose_pointwise_tiling(space: Space, view: StridedView) -> PointwiseTiling:
         turned = runs_across(space, view, outputs)
         tiling = _map_tiling(space, outputs, turned, _map_block(space, view))
         found = _filled(_for_row_vectors(tiling, space, view), space, view)
-        return found if turned or found.warps != tiling.warps else _joined(found, space, view, outputs)
+        found = found if turned or found.warps != tiling.warps else _joined(found, space, view, outputs)
+        return found if turned else _of_one_warp(found, space, view)
     points = space.count(tuple(reductions))
     rows, columns = sides(space, outputs)
     bm, bn, warps = block_sizes(space, rows, columns) if rows and columns else (1, 1, 4)
@@ -216,7 +219,7 @@ def _map_tiling(
     block, warps = (512, 1) if asks and not turned and not summed else (1024 if turned else elements, 4)
     if len(outputs) < 2 or space.largest(outputs[-1]) < (SHORTEST_TURNED if turned else 32):
         n = space.count(tuple(outputs))
-        tail = () if asks or turned or summed or n < MANY_POINTS else _short_axes(space, outputs)
+        tail = () if asks or turned or summed or n < MANY_POINTS else short_axes(space, outputs)
         if tail:
             bn = power_of_two(space.count(tail))
             return PointwiseTiling(((tuple(outputs[: -len(tail)]), max(1, block // bn)), (tail, bn)), None, 1, warps)
@@ -227,20 +230,10 @@ def _map_tiling(
     block = min(block, FEW_GATHERED) if scattered else block
     bn = min(power_of_two(space.largest(outputs[-1])), NARROWEST_BLOCK if turned or scattered else block)
     m = space.count(tuple(outputs[:-1]))
-    rows = _between_last(space, outputs)
+    rows = between_last(space, outputs)
     rows = rows if turned is None else (*(v for v in rows if v != turned), turned)
     axes = (rows, max(1, min(power_of_two(m), block // bn))), ((outputs[-1],), bn)
     return PointwiseTiling(axes, None, 1, warps)
-
-
-def _short_axes(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
-    """The last output variables, few values of each, as the columns of a block, so that its columns are decoded once
-    and not each element; none where none fill a power of two."""
-    tails = [tuple(outputs[k:]) for k in range(1, len(outputs) - 1)]
-    counts = {tail: space.count(tail) for tail in tails}
-    fills = {t: n / power_of_two(n) for t, n in counts.items() if NARROWEST_BLOCK <= n <= WIDEST_SHORT}
-    best = max(fills, key=lambda t: fills[t], default=())
-    return best if best and fills[best] >= SHORT_FILLED else ()
 
 
 def _for_row_vectors(tiling: PointwiseTiling, space: Space, view: StridedView) -> PointwiseTiling:
@@ -294,13 +287,18 @@ def _joined(tiling: PointwiseTiling, space: Space, view: StridedView, outputs: S
     return replace(tiling, axes=((kept, max(1, down * bn // width)), (tail, width))) if tail and kept else tiling
 
 
-def _between_last(space: Space, outputs: Sequence[str]) -> tuple[str, ...]:
-    """The output variables but the last; at their end those that step through the places that it leaves out where it
-    is read (`I[4*x + i]`), so that a program reads all of a line."""
-    last, rest = outputs[-1], outputs[:-1]
-    forms = [linear(e) for a in value_accesses(space.statement) for e in a.index]
-    near = {v for f in forms for v in f.variables() if abs(f.coefficient(v)) < abs(f.coefficient(last))}
-    return (*(v for v in rest if v not in near), *(v for v in rest if v in near))
+def _of_one_warp(tiling: PointwiseTiling, space: Space, view: StridedView) -> PointwiseTiling:
+    """The same with one warp, which stores what lies together, where blocks have several rows that begin anywhere:
+    im2col of 39 channels of 16 bits takes 95 us so, 180 with four warps, rows of 257 at indices 83 and 171 (H200)."""
+    if len(tiling.axes) != 2 or space.count(space.outputs) < MANY_POINTS or tiling.warps == 1 or heavy_calls(space):
+        return tiling
+    (rows, _), (last, bn) = tiling.axes
+    s, own = space.statement, view.types[space.statement.output]
+    if bn >= 1024 or bytes_at_once(own, view.strides[s.output]) > ITEM_BYTES[own.dtype]:
+        return tiling
+    bn = filled_block(space.count(last), bn, NARROWEST_FILLED, NARROWEST_FILLED)
+    down = (1024 if len(set(value_accesses(s))) <= 2 else 512) // bn
+    return replace(tiling, axes=((rows, down), (last, bn)), warps=1)
 
 
 def _window_tiling(space: Space, outputs: Sequence[str]) -> PointwiseTiling | None:
