@@ -80,7 +80,7 @@ SCALED_ROWS = "function (X[N, C], G[N]) -> (Y) { Y[n, c : N, C] = X[n, c] * G[n]
         (SCALED, [(2**17, 128), (128,)], "float32", 8, 4),
         (SCALED, [(2**17, 1024), (1024,)], "bfloat16", 4, 4),  # eight elements a thread, as of the block
         (SCALED, [(2**17, 384), (384,)], "float32", 2, 4),  # four, as of the block
-        (SCALED, [(2**17, 385), (385,)], "bfloat16", 8, 4),  # rows begin anywhere: single elements of both
+        (SCALED, [(2**17, 385), (385,)], "bfloat16", 2, 1),  # rows begin anywhere: single elements of both
         (SCALED_ROWS, [(2**17, 512), (2**17,)], "bfloat16", 8, 4),  # nothing has the columns alone
     ],
 )
@@ -231,3 +231,24 @@ def test_few_rows_that_read_the_same_columns_share_a_block(body, rows, together)
     n = 10**7 + 1
     *_, (down, wide, _) = blocks(source, *map(tilec.spec, ((n,), (n,), (rows, n), (rows, n))))
     assert (down >= rows) == together and down * wide <= 2048
+
+
+PATCHES = """function (I[N, H, W, C]) -> (O) {
+    O[n, y, x, j, i, c : N, H - 2, W - 2, 3, 3, C] = I[n, y + j, x + i, c]; }"""
+GATHERED = "function (X[N, D], T[M]) -> (Y) { Y[m, d : M, D] = X[T[m], d]; }"
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes", "dtypes", "found"),
+    [
+        (PATCHES, [(32, 114, 80, 39)], ["bfloat16"], (8, 128, 1)),
+        (PATCHES, [(32, 114, 80, 39)], ["float32"], (8, 128, 1)),
+        (PATCHES, [(32, 114, 80, 40)], ["bfloat16"], (32, 128, 4)),  # whole vectors
+        (GATHERED, [(157264, 257), (232724,)], ["bfloat16", "int64"], (8, 128, 1)),
+        (GATHERED, [(157264, 256), (232724,)], ["bfloat16", "int64"], (16, 256, 4)),
+        (GATHERED, [(100, 257), (100,)], ["bfloat16", "int64"], (2, 512, 4)),  # few elements
+    ],
+)
+def test_one_warp_stores_short_rows_that_begin_anywhere(source, shapes, dtypes, found):
+    ((down, across, warps),) = blocks(source, *map(tilec.spec, shapes, dtypes))
+    assert (down, across, warps) == found
