@@ -66,3 +66,18 @@ def test_what_the_digits_do_not_fill() -> None:
     x = torch.randn(2, 3, 9)
     y = tilec.compile("function (X[G, K, L], Z[C]) -> (Y) { Y[4*g + k, l : C, L] = X[g,k,l] * 2; }")(x, torch.zeros(8))
     assert torch.equal(y.view(2, 4, 9)[:, :3], 2 * x) and not y.view(2, 4, 9)[:, 3].any()
+
+
+@pytest.mark.parametrize("size", [16, 24, 40])
+def test_a_copy_with_more_rows_than_the_axis_it_reads(size: int) -> None:
+    """Its rows beyond the end hold zeros, and are no elements of that axis."""
+    source = """function (X[N], V[M, J, C]) -> (Y, P, Q) {
+        Y[i, j : 5, 8] = X[8*i + j];
+        P[8*i + j, c : 40, C] = V[i, j, c] * 2;
+        Q[i, j : 5, 8] = exp(X[8*i + j]);
+    }"""
+    x, v = torch.randn(size, dtype=torch.float64), torch.randn(5, 8, 9, dtype=torch.float64)
+    y, _, q = tilec.compile(source)(x, v)
+    assert torch.equal(y.flatten()[:size], x) and not y.flatten()[size:].any()
+    torch.testing.assert_close(q.flatten()[:size], x.exp())
+    assert not q.flatten()[size:].any()

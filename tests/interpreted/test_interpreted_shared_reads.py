@@ -236,3 +236,24 @@ def test_random_sums(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = [n for n in names if r.random() < 0.6] or names[-1:]
     source = f"function (X[N, H, W], Y[N, H, W], K[3, 4]) -> ({', '.join(outputs)}) {{ {' '.join(lines)} }}"
     compare(source, [numbers((2, 6, 36)), numbers((2, 6, 36)) + 1, numbers((3, 4))], 1e-4)
+
+
+def test_few_orders_of_many_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of attention in windows of two axes add up over many variables: not all their orders are tried."""
+    here, there = "(u + i) % Y, (3*v + j + 1) % X, e", "(u + k) % Y, (3*v + l + 1) % X, e"
+    source = f"""function (Q[Y, X, E], K[Y, X, E], V[Y, X, E]) -> (O) {{
+        S[u, v, i, j, k, l : Y, X/3, 1, 3, 1, 3] = sum(Q[{here}] * K[{there}]);
+        O[{here} : Y, X, E] = sum(S[u, v, i, j, k, l] * V[{there}]);
+    }}"""
+    tried: list[object] = []
+    substitute = shared_reads.substitute_affine
+
+    def counted(s, by):
+        tried.append(by)
+        assert len(tried) < 200
+        return substitute(s, by)
+
+    monkeypatch.setattr(shared_reads, "substitute_affine", counted)
+    images = [numbers((1, 6, 2)) + k for k in range(4)]
+    compare(tilec.compile(source).grad().tile, images)
+    assert tried

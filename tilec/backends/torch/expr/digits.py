@@ -63,7 +63,7 @@ class _Apart:
         target = self.written(s)
         found = {a: p for a in _accesses(s) if (p := self._places(s, a)) is not None}
         copied = s.body if isinstance(s.body, Access) and is_pure(s) and is_unmasked(s) else None
-        if target is None and copied in found and copied is not None and found[copied][0] == s.index:
+        if target is None and copied in found and found[copied] == (s.index, self.types[s.output].shape):
             self.made.setdefault((copied.tensor, found[copied][1]), s.output)  # which is that tensor apart
             self.statements.append(s)
             return

@@ -29,7 +29,16 @@ from tilec.backends.triton.schedule.families import is_pointwise
 from tilec.backends.triton.schedule.problem import Problem, Unit, problem_of
 from tilec.cost import size_in_bytes
 from tilec.ir.index import Affine, distinct_variables, linear, substitute_affine
-from tilec.ir.program import Access, Program, Statement, reads, reads_itself, value_accesses, variables_of
+from tilec.ir.program import (
+    Access,
+    Program,
+    Statement,
+    index_variables,
+    reads,
+    reads_itself,
+    value_accesses,
+    variables_of,
+)
 from tilec.ir.types import TensorType, Types
 from tilec.transforms.util.plain import is_pure
 
@@ -272,13 +281,13 @@ def _is_shifted(a: Access) -> bool:
 
 
 def _renamed(s: Statement, like: Statement) -> Iterator[Statement]:
-    """The statement over another's variables, in every order of those that it adds up over."""
+    """The statement over another's variables, those of its index in turn, in orders of those that it adds up over."""
     if s.index == like.index:
         yield s
-    own, others = distinct_variables(s.index) or (), distinct_variables(like.index) or ()
+    own, others = (index_variables(*(x.index or ())) for x in (s, like))
     summed, into = ([v for v in variables_of(x) if v not in names] for x, names in ((s, own), (like, others)))
     if len(own) == len(others) and len(summed) == len(into):
-        for order in itertools.permutations(into):
+        for order in itertools.islice(itertools.permutations(into), math.factorial(MOST_SUMMED)):
             names = zip((*own, *summed), (*others, *order), strict=True)
             yield substitute_affine(s, {v: Affine.variable(w) for v, w in names})
 
