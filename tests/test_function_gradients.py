@@ -81,6 +81,16 @@ def test_mixed_types_give_each_input_its_own_gradient_type() -> None:
     assert a.grad is not None and a.grad.dtype is torch.float32
 
 
+@pytest.mark.parametrize("exponent", ["C[i, j]", "j > i", "C[i, j] | j > i"])
+def test_powers_whose_exponent_is_a_truth(exponent: str) -> None:
+    x = torch.tensor([[-1.5, 0.0, 2.0], [0.0, 3.0, -0.7]], dtype=torch.float64, requires_grad=True)
+    c = torch.tensor([[True, True, False], [False, True, True]])
+    power = tilec.compile(f"function (X[I, J], C[I, J]) -> (Y) {{ Y[i, j : I, J] = pow(X[i, j], {exponent}); }}")
+    truth = tilec.compile(f"function (C[I, J]) -> (Y) {{ Y[i, j : I, J] = C[i, j] & ({exponent}) | ({exponent}); }}")
+    (found,) = torch.autograd.grad(power(x, c).sum(), x)
+    torch.testing.assert_close(found, truth(c).to(torch.float64))
+
+
 def test_wrt() -> None:
     f = tilec.compile(MATMUL)
     a, b, d = torch.randn(2, 3), torch.randn(3, 4), torch.randn(2, 4)
