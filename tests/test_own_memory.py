@@ -121,3 +121,9 @@ def test_random_programs():
 
     run()
     assert len(ran) > scaled(30)
+
+
+def test_a_part_does_not_keep_the_whole() -> None:
+    """Elements of an intermediate that are returned lie in memory of their own, not in all of its."""
+    y = tilec.compile("function (X[N, L]) -> (Y) { A = X * 2; Y[i, j : 2, L] = A[i, j]; }")(torch.randn(64, 8))
+    assert y.untyped_storage().nbytes() == y.nbytes

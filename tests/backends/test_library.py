@@ -361,3 +361,23 @@ def test_scales_that_are_inputs(scale: float | torch.Tensor, monkeypatch: pytest
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
     assert [c is not None for c in calls] == [math.isfinite(scale)]
+
+
+ONE_ELEMENT = {
+    NORM: ((2, 1), (1,), (1,)),
+    NORM.replace("B[d] + ", "").replace(", B[D]", ""): ((2, 1), (1,)),
+    GROUPS_OF_CHANNELS: ((2, 3, 1), (3,), (3,)),
+    BATCH: ((1, 1, 4), (4,), (4,)),
+    PIXELS: ((2, 3, 1, 1),),
+}
+
+
+@pytest.mark.parametrize("source", ONE_ELEMENT)
+def test_norms_of_one_element(source: str) -> None:
+    """The mean is the sum there, and has no statement of its own."""
+    x, *others = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ONE_ELEMENT[source])
+    y = tilec.compile(source)(x, *others)
+    y.sum().backward()
+    shift = others[1].detach() if len(others) > 1 else torch.zeros(())
+    assert torch.equal(y.detach(), (shift[:, None] if source == GROUPS_OF_CHANNELS else shift).expand_as(y))
+    assert not x.grad.any()

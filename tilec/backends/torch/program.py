@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -181,7 +182,10 @@ def _functions(
     readers = Counter(t for s in flat.statements for t in dict.fromkeys(reads(s)))
     given = {s.output for step in steps if isinstance(step, LibraryCall) for s in step.results}
     once = frozenset(t for t, n in readers.items() if n == 1 and t not in (*flat.outputs, *flat.input_names()))
-    whole = {s.body.tensor for s in flat.statements if s.output in flat.outputs and isinstance(s.body, Access)}
+    copied = {
+        s.output: s.body.tensor for s in flat.statements if s.output in flat.outputs and isinstance(s.body, Access)
+    }
+    whole = {t for o, t in copied.items() if math.prod(types[t].shape) == math.prod(types[o].shape)}
     owned = {t for t in once & whole if t not in given}  # so that a view of all of it may be returned
     fresh = once & {*given, *owned}
     dead = _last_reads(replace(flat, statements=tuple(s for step in steps for s in step.members)))

@@ -138,7 +138,9 @@ def _matched(routine: Routine, matcher: Matcher, s: Statement, program: Program)
             for m in matcher.root(names[0], other, match):
                 yield from rooted(names[1:], m)
 
-    match = next((m for m in rooted(routine.roots, Occurrence()) if routine.admits(m)), None)
+    named = {t for t, _ in (*routine.gives, *routine.reads)}  # a mean of one is the sum and has no name
+    found = (m for m in rooted(routine.roots, Occurrence()) if named <= m.tensors.keys())
+    match = next((m for m in found if routine.admits(m)), None)
     if match is None:
         return None
     dtypes = {matcher.types[t].dtype for t, _ in match.tensors.values()}
