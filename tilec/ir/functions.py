@@ -173,7 +173,7 @@ def _power(g, args, f):
         case Int(n):
             dx = g * y * call("pow", x, Int(n - 1))
         case _:
-            dx = _where(call("ne", y, ZERO), g * y * call("pow", x, y + Int(-1)))  # a truth has no `-`
+            dx = _where(call("ne", y, ZERO), g * y * call("pow", x, y + -ONE))  # a truth has no `-`
     constant = call("and", call("eq", x, ZERO), call("ge", y, ZERO))
     return dx, _select(constant, ZERO, g * f * call("log", x))
 
