@@ -42,6 +42,17 @@ def row_major_steps(shape: Shape) -> list[int]:
     return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
+def digits_of(form: Affine, size: int, extent: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The variables that are digits of an index along an axis of a size, the highest first, each counted from its first
+    value; None where the index has no such digits."""
+    if not form.is_affine:
+        return None
+    variables = sorted(form.variables(), key=lambda v: (form.coefficient(v), extent[v]), reverse=True)
+    sizes = tuple(extent[v] for v in variables)
+    exact = [form.coefficient(v) for v in variables] == row_major_steps(sizes) and math.prod(sizes) == size
+    return tuple(variables) if exact else None
+
+
 def _modulo(form: Affine, modulus: int, sizes: Mapping[Expr, int]) -> Affine:
     """`form % modulus`, coefficients reduced, over as few variables as may be: `(20*i + 5*j + k) % 40` is
     `20*(i % 2) + 5*j + k` where `5*j + k` stays below 20. Without `%` where nothing can wrap."""

@@ -21,7 +21,7 @@ from tilec.transforms.lower.tighten_domains import without_repeats
 from tilec.transforms.simplify.simplify import drop_dead
 from tilec.transforms.util.naming import Names
 from tilec.transforms.util.plain import is_pure, is_unmasked
-from tilec.transforms.util.reshapes import reshape_statement
+from tilec.transforms.util.reshapes import digits_of, reshape_statement
 from tilec.transforms.util.rewrite import map_reads
 
 _FEWEST_TOGETHER = 8  # elements side by side, or terms of one, below which a pass for each class is faster
@@ -121,11 +121,7 @@ def _accesses(s: Statement) -> list[Access]:
 
 
 def _digits(form: Affine, size: int, domain: Domain) -> tuple[str, ...] | None:
-    """The variables that a number below `size` has as digits, the highest first."""
-    if not form.is_affine or not form.is_integral or form.constant:
+    """The variables that a number below `size` has as digits, the highest first, all of which start at 0."""
+    if form.constant or not form.is_affine or any(domain.low[v] != 0 for v in form.variables()):
         return None
-    terms = sorted(((int(c), v) for v in form.variables() if (c := form.coefficient(v)) > 0), reverse=True)
-    whole = [c * domain.extent[v] for c, v in terms]
-    places = [size, *(c for c, _ in terms)]
-    zero = all(domain.low[v] == 0 for _, v in terms)
-    return tuple(v for _, v in terms) if zero and len(terms) == len(form.terms) and [*whole, 1] == places else None
+    return digits_of(form, size, domain.extent)

@@ -38,7 +38,7 @@ from tilec.ir.types import TensorType, Types, is_floating
 from tilec.lattice.sets import Box, shapes_of
 from tilec.transforms.lower.tighten_domains import box_in_text, interval_over
 from tilec.transforms.util.naming import Names
-from tilec.transforms.util.reshapes import reshape_indices, row_major_steps
+from tilec.transforms.util.reshapes import digits_of, reshape_indices, row_major_steps
 from tilec.transforms.util.rewrite import map_reads
 
 _LEAST_READS = 2  # of each element of a copy, in the mean
@@ -134,7 +134,7 @@ def _copy(index: Sequence[Expr], shape: tuple[int, ...], box: Box, shared: set[s
     else one that is rolled round, where axes are."""
     variables = [Index(f"i{k}") for k in range(len(shape))]
     shifts, places = _shifts(index, shape, box, shared)
-    digits = [_digits(e, n, box) if {*index_variables(e)} & shared else [] for e, n in zip(places, shape, strict=True)]
+    digits = [_digits(e, n, box) if {*index_variables(e)} & shared else () for e, n in zip(places, shape, strict=True)]
     apart = [v for own in digits for v in own]
     others = {v for e, own in zip(places, digits, strict=True) if not own for v in index_variables(e)}
     if sum(map(bool, digits)) < 2 or len({*apart}) < len(apart) or {*apart} & others:
@@ -184,16 +184,13 @@ def _rolled(e: Expr, by: int, n: int) -> Expr:
     return canonical(Call("mod", ((linear(e) + by).to_expr(), Int(n)))) if by else e
 
 
-def _digits(place: Expr, n: int, box: Box) -> list[str]:
+def _digits(place: Expr, n: int, box: Box) -> tuple[str, ...]:
     """The variables that are digits of a place along an axis of n, the highest first; none where it has no digits."""
     form = linear(place)
     if not form.is_affine or len(form.terms) < 2:
-        return []
-    variables = sorted(form.variables(), key=form.coefficient, reverse=True)
-    sizes = tuple(_count(v, box) for v in variables)
-    first = form.constant + sum(form.coefficient(v) * box[v][0] for v in variables)
-    exact = [form.coefficient(v) for v in variables] == row_major_steps(sizes)
-    return variables if exact and first == 0 and math.prod(sizes) == n else []
+        return ()
+    first = form.constant + sum(form.coefficient(v) * box[v][0] for v in form.variables())
+    return digits_of(form, n, {v: _count(v, box) for v in form.variables()}) or () if first == 0 else ()
 
 
 def _count(v: str, box: Box) -> int:
